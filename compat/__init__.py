@@ -1,0 +1,1 @@
+"""Decides, with reasons, whether an image can be restored on a node."""

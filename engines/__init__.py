@@ -1,0 +1,1 @@
+"""Interchangeable ways to turn a container into an image directory and back."""

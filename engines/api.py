@@ -1,0 +1,391 @@
+"""The interface between torpor and a checkpoint engine.
+
+An engine turns a container into an image directory and back. Where things are stands in the engine's
+constructor (`EngineSettings`), what to do stands in a request; an engine keeps no state between calls,
+because `create` and `start` run in different processes. The words are runc's and CRIU's own.
+
+Third parties implement `CheckpointEngine`, publish a factory under the entry-point group
+`torpor.engines`, and prove it with `engines.testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+Capability = Literal[
+    "leave-running",  # the container runs on after the dump
+    "pre-dump",  # memory can be dumped beforehand while the container runs
+    "tcp-established",  # established TCP connections are in the image
+    "external-netns",  # restore enters the network namespace that the new spec names
+    "lazy-pages",  # the container runs before its memory is there
+    "clone",  # one image, many containers
+    "held-restore",  # restored tasks exist but do not run until `release`
+    "cold-start-after-failure",  # a failed restore leaves nothing that would hinder a cold start
+    "phases",  # `on_phase` is called, and may veto
+    "gpu",
+]
+
+Severity = Literal["ok", "warn", "unknown", "refuse"]
+After = Literal["running", "paused", "stopped", "unknown"]
+Phase = Literal["frozen", "dumped", "restored"]
+NamespaceKind = Literal["network", "pid", "mount", "ipc", "uts", "user", "cgroup", "time"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at. An incompatibility is a finding, not an exception."""
+
+    rule: str  # stable, dotted: "criu.smoke", "privileges.capabilities", "mounts.missing"
+    severity: Severity
+    message: str  # one sentence: what is the case, where
+    remedy: str = ""  # what to do about it; empty where nothing needs doing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Where things are on this node.
+
+    runtime_path: the real OCI runtime (absolute).
+    root_path: the runtime's state root (its --root) of this container's caller.
+    state_path: a root-only directory of this container's own, on tmpfs, for configuration, sockets and logs
+        that must not lie in the bundle; it outlives the call.
+    search_path: what PATH must be for the runtime to find its helpers (criu, tar, nft).
+    python_path: a directory that holds the `pycriu` package, None if it is importable as it is.
+    runtime_args: global runtime options to repeat, for example ("--systemd-cgroup",).
+    """
+
+    runtime_path: Path
+    root_path: Path
+    state_path: Path
+    search_path: str
+    python_path: Path | None = None
+    runtime_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseInfo:
+    """What is known when a phase is reached.
+
+    pid: the container's init on the host. netns_path: its network namespace, None if it is the host's.
+    lock_table: name of the nftables table that holds the traffic, None if nothing is locked.
+    """
+
+    pid: int
+    netns_path: Path | None
+    lock_table: str | None
+
+
+OnPhase = Callable[[Phase, PhaseInfo], None]
+"""Called at `frozen` (nothing runs, memory not yet copied), `dumped` (the image is complete, the source not
+yet allowed to die) and `restored` (tasks exist, not yet allowed to run). Raising vetoes: the engine undoes
+what it did and raises the same exception."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """Dump a container.
+
+    image_path: absent, or an empty directory; its parent exists. On failure nothing is left in it.
+    parent_path: image directory of an earlier pre-dump, None for a full dump.
+    timeout_s: deadline of the whole call, seconds.
+    extra_args: runtime options the caller gave that have no field here, passed on as they are
+        (for example "--file-locks").
+    """
+
+    container_id: str
+    bundle_path: Path
+    image_path: Path
+    timeout_s: float
+    parent_path: Path | None = None
+    leave_running: bool = False
+    on_phase: OnPhase | None = None
+    extra_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    """Make a container out of an image.
+
+    bundle_path: bundle of the *new* container; its config.json gives namespaces, mounts and cgroup.
+    pid_file_path: where the pid of the restored init is written, by rename, None for nowhere.
+    console_socket_path: receives the pty master of a container that has a terminal.
+    held: tasks must exist but not run until `release` (needs the capability `held-restore`).
+    tcp: what becomes of connections that were established at the dump: `keep` or `close`.
+    timeout_s: deadline of the whole call, seconds.
+    """
+
+    container_id: str
+    bundle_path: Path
+    image_path: Path
+    timeout_s: float
+    pid_file_path: Path | None = None
+    console_socket_path: Path | None = None
+    held: bool = False
+    tcp: Literal["keep", "close"] = "close"
+    on_phase: OnPhase | None = None
+    extra_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequest:
+    """Let a held container run."""
+
+    container_id: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpStats:
+    """What a dump cost. Times in seconds, sizes in bytes; 0 where the engine does not tell."""
+
+    frozen_s: float
+    total_s: float
+    image_bytes: int
+    pages_bytes: int = 0
+    freezing_s: float = 0.0
+    memdump_s: float = 0.0
+    memwrite_s: float = 0.0
+    pages_scanned: int = 0
+    pages_written: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A restored container. pid: its init on the host; times in seconds."""
+
+    pid: int
+    total_s: float
+    restore_s: float = 0.0
+    forking_s: float = 0.0
+    pages_restored: int = 0
+
+
+# --- what an image asks of a node and of a spec --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNeeds:
+    """The privileges one task (thread) held at the dump, and will hold again.
+
+    Ids are those inside the container's user namespace. Capability sets are bit masks, bit n = capability n.
+    rlimits: name ("RLIMIT_NOFILE") to (soft, hard); 2**64-1 is unlimited.
+    """
+
+    pid: int  # in the container's pid namespace
+    comm: str
+    uids: tuple[int, int, int, int]  # real, effective, saved, filesystem
+    gids: tuple[int, int, int, int]
+    groups: tuple[int, ...]
+    cap_inheritable: int
+    cap_permitted: int
+    cap_effective: int
+    cap_bounding: int
+    cap_ambient: int
+    no_new_privs: bool
+    seccomp_mode: Literal["disabled", "strict", "filter"]
+    seccomp_filters: tuple[str, ...] = ()  # sha256 of each filter's program, outermost last
+    lsm_profile: str = ""
+    rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    namespaces: Mapping[str, int] = field(default_factory=dict[str, int])  # kind to the engine's own id
+    stopped: bool = False  # was stopped on purpose (SIGSTOP, job control) at the dump
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountNeed:
+    """One mount point of the image. external: its source is given by the new bundle, by destination."""
+
+    destination: str
+    fstype: str
+    source: str
+    external: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileNeed:
+    """A regular file that a task has open or mapped: it must be the same file at restore.
+
+    size_bytes: -1 where the engine did not record it; mode: permission bits, -1 likewise;
+    build_id: hex of the ELF build id, empty if none.
+    """
+
+    path: str  # inside the container
+    size_bytes: int
+    mode: int
+    build_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNeed:
+    """An open device descriptor. kind: "c" or "b"; access: "r", "w" or "rw"."""
+
+    path: str
+    kind: Literal["c", "b"]
+    major: int
+    minor: int
+    access: Literal["r", "w", "rw"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketNeed:
+    """A TCP or UDP socket. address: textual; remote: empty unless connected."""
+
+    family: Literal["inet", "inet6"]
+    protocol: Literal["tcp", "udp", "other"]
+    state: str  # "listen", "established", ...
+    address: str
+    port: int
+    remote: str = ""
+    remote_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdMapping:
+    """One line of a user namespace's uid or gid map."""
+
+    container_id: int
+    host_id: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an image asks of a node and of a spec, told by the engine that made it (`inspect`).
+
+    namespaces: for each kind "own" (made again at restore), "external" (the new spec must give one) or
+    "host" (the dumped tasks lived in the host's).
+    """
+
+    engine: str
+    image_version: str  # the engine's own format version
+    tasks: tuple[TaskNeeds, ...]
+    namespaces: Mapping[str, Literal["own", "external", "host"]]
+    uid_map: tuple[IdMapping, ...] = ()
+    gid_map: tuple[IdMapping, ...] = ()
+    mounts: tuple[MountNeed, ...] = ()
+    files: tuple[FileNeed, ...] = ()
+    devices: tuple[DeviceNeed, ...] = ()
+    sockets: tuple[SocketNeed, ...] = ()
+    terminal: bool = False
+    memory_bytes: int = 0  # resident memory in the image
+    shared_with_host: tuple[str, ...] = ()  # open descriptors that lead out of the container, in words
+    lock_table: str = ""  # name of the network lock that the dump left
+    droppable_mappings: bool = False  # MAP_DROPPABLE: needs kernel 6.11
+    xsave: bool | None = None  # tasks carry an XSAVE area; None if the engine does not tell
+
+
+@runtime_checkable
+class CheckpointEngine(Protocol):
+    """What an engine must do. `engines.testing` holds the contract as tests."""
+
+    @property
+    def name(self) -> str:
+        """Short name, recorded in every image: "criu", "gvisor", "criu-cuda", "fake"."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Static, the same on every host. A request for anything else is refused before touching."""
+        ...
+
+    def probe(self) -> tuple[Finding, ...]:
+        """What this node allows. Never raises; a smoke test, not a version comparison."""
+        ...
+
+    def inspect(self, image_path: Path, /) -> Needs:
+        """What the image asks of a node and a spec. Raises ImageError."""
+        ...
+
+    def pre_dump(self, request: CheckpointRequest, /) -> DumpStats:
+        """Copy memory while the container runs. Raises NotSupported, DumpFailed."""
+        ...
+
+    def checkpoint(self, request: CheckpointRequest, /) -> DumpStats:
+        """Dump. On any failure the container runs (or is paused) as before and no image is left."""
+        ...
+
+    def restore(self, request: RestoreRequest, /) -> Restored:
+        """Restore. On any failure nothing is left of the new container and the image is intact."""
+        ...
+
+    def release(self, request: ReleaseRequest, /) -> None:
+        """Let a held container run."""
+        ...
+
+    def undo(self, container_id: str, /) -> None:
+        """Undo whatever an earlier, killed call of this engine left half-done for the container.
+
+        After a dump that died: thaw, unlock, sockets out of repair mode, no partial image. After a restore
+        that died: no task, mount, lock or runtime state left. Idempotent; raises nothing if nothing is left.
+        """
+        ...
+
+    def discard(self, image_path: Path, /) -> None:
+        """Remove an image directory. Idempotent."""
+        ...
+
+
+# --- errors --------------------------------------------------------------------------------------------
+
+
+class EngineError(Exception):
+    """A call of an engine failed.
+
+    after: in what state the container is now. log_path: the engine's own log, None if there is none.
+    The message has the form `could not <verb> <noun> 'id': <cause>; <what to do>`.
+    """
+
+    def __init__(self, message: str, *, after: After = "unknown", log_path: Path | None = None) -> None:
+        super().__init__(message)
+        self.after: After = after
+        self.log_path = log_path
+
+
+class InvalidRequest(EngineError):
+    """The request makes no sense; nothing was touched."""
+
+
+class NotSupported(EngineError):
+    """The engine lacks the capability; nothing was touched."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine cannot work on this node; nothing was touched."""
+
+
+class ImageError(EngineError):
+    """Something is wrong with an image."""
+
+
+class ImageNotFound(ImageError):
+    """There is no such image."""
+
+
+class ImageExists(ImageError):
+    """An image is already there."""
+
+
+class ImageCorrupt(ImageError):
+    """The image is damaged or incomplete."""
+
+
+class ImageIncompatible(ImageError):
+    """The image cannot be restored into this container or on this node."""
+
+
+class WiderPrivileges(ImageError):
+    """The image holds more than the new container may have."""
+
+
+class DumpFailed(EngineError):
+    """The dump failed and was undone."""
+
+
+class RestoreFailed(EngineError):
+    """The restore failed and was undone."""
+
+
+class EngineTimeout(EngineError):
+    """The deadline passed; the call was killed and undone."""

@@ -1,0 +1,1 @@
+"""Checkpoint and restore with CRIU through runc."""

@@ -1,0 +1,1 @@
+"""Keeps a pod's network identity across a restore."""

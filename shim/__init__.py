@@ -1,0 +1,1 @@
+"""The OCI runtime wrapper: what runs on a node in place of runc or runsc."""

@@ -1,0 +1,23 @@
+"""Errors of the wrapper and of the `torpor` command that are not an engine's."""
+
+from __future__ import annotations
+
+
+class ShimError(Exception):
+    """A call cannot be served. The message is one sentence: what is wrong, where, what to do."""
+
+
+class UsageError(ShimError):
+    """The command line, an annotation or a configuration file is wrong."""
+
+
+class UnknownImage(ShimError):
+    """No image in the store fits the reference."""
+
+
+class AdmissionRefused(ShimError):
+    """The image may not be restored into this container."""
+
+
+class Busy(ShimError):
+    """Another call holds this container."""

@@ -1,0 +1,1 @@
+"""Checkpoint images: layout, write, verify, import."""

@@ -1,0 +1,1 @@
+"""Finds, installs and smoke-tests the tools that torpor drives."""

@@ -1,0 +1,1 @@
+"""One file per OCI verb that torpor serves itself."""
