@@ -1,0 +1,135 @@
+"""The bundle of a container, and what the real runtime says of it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from shim.errors import ShimError
+
+CONFIG = "config.json"
+CLONE_NEWUTS = 0x04000000
+
+Spec = dict[str, Any]
+"""A decoded config.json (OCI runtime spec): its own schema is the standard's, not ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeState:
+    """What `runc state` prints. pid is 0 for a container that does not run."""
+
+    container_id: str
+    status: str
+    pid: int
+    bundle_path: Path
+    raw: Mapping[str, Any]
+
+
+def read_spec(bundle_path: Path) -> Spec:
+    """The spec of a bundle. Raises ShimError if there is none or it is no JSON object."""
+    path = bundle_path / CONFIG
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ShimError(f"could not read {path}: {error.strerror}; is this a bundle?") from None
+    except ValueError as error:
+        raise ShimError(f"could not read {path}: it is not JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise ShimError(f"could not read {path}: it holds no JSON object")
+    return cast("Spec", document)
+
+
+def write_spec(bundle_path: Path, spec: Mapping[str, Any]) -> None:
+    """Replace the spec of a bundle at once, keeping the file's owner and mode."""
+    path = bundle_path / CONFIG
+    status = path.stat()
+    temporary = path.with_name(f".{CONFIG}.torpor")
+    temporary.write_bytes(json.dumps(spec, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+    os.chown(temporary, status.st_uid, status.st_gid)
+    temporary.chmod(status.st_mode & 0o7777)
+    temporary.replace(path)
+
+
+def rootfs_path(bundle_path: Path, spec: Mapping[str, Any]) -> Path:
+    """Where the root file system of a bundle is mounted on the host."""
+    return bundle_path / str(spec.get("root", {}).get("path") or "rootfs")
+
+
+def namespace_path(spec: Mapping[str, Any], kind: str) -> Path | None:
+    """The path of the namespace that the spec tells a container to join, None if it gets its own."""
+    for namespace in spec.get("linux", {}).get("namespaces") or ():
+        if namespace.get("type") == kind and namespace.get("path"):
+            return Path(namespace["path"])
+    return None
+
+
+def ask_runtime(
+    runtime_path: Path, runtime_args: Sequence[str], *verb: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a short verb of the real runtime and return what it printed; it does not raise for a failure."""
+    return subprocess.run(
+        [str(runtime_path), *runtime_args, *verb],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+        timeout=60,
+    )
+
+
+def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeState:
+    """Ask the real runtime about a container. Raises ShimError with the runtime's own sentence."""
+    answer = ask_runtime(runtime_path, ("--root", root), "state", container_id)
+    if answer.returncode:
+        cause = answer.stderr.strip().rpartition("\n")[2] or f"exit status {answer.returncode}"
+        raise ShimError(f"could not find container '{container_id}' under {root}: {cause}")
+    raw: Mapping[str, Any] = json.loads(answer.stdout)
+    return RuntimeState(
+        container_id=container_id,
+        status=raw["status"],
+        pid=raw.get("pid") or 0,
+        bundle_path=Path(raw["bundle"]),
+        raw=raw,
+    )
+
+
+def hostname(uts_path: Path, new: str | None = None) -> str:
+    """The host name in a UTS namespace; `new` replaces it first.
+
+    A thread of its own joins the namespace and ends there: the caller's never changes.
+    Raises OSError if the namespace cannot be entered.
+    """
+    result: list[str] = []
+    failure: list[OSError] = []
+
+    def inside() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            descriptor = os.open(uts_path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if libc.setns(descriptor, CLONE_NEWUTS):
+                    code = ctypes.get_errno()
+                    raise OSError(code, os.strerror(code), str(uts_path))
+            finally:
+                os.close(descriptor)
+            if new is not None:
+                socket.sethostname(new)
+            result.append(socket.gethostname())
+        except OSError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]

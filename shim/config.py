@@ -1,0 +1,112 @@
+"""What the administrator set: the hot settings of runtime.conf and the rest of config.toml.
+
+The hot settings are read by the entry point with nothing but `os`; everything else stands in a TOML file
+that only the calls torpor serves itself ever open.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+from shim.errors import UsageError
+
+DEFAULT_STATE = "/run/torpor"
+DEFAULT_STORE = "/var/lib/torpor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Settings of one node.
+
+    runtime_path: the real OCI runtime. state_path: tmpfs directory of per-container state.
+    store_path: the checkpoint image store. tools_path: prefix of the private toolchain, None: the system's.
+    engine: engine for a dump that asks for none, None to take the first whose probe is clean.
+    checkpoint_timeout_s, restore_timeout_s: deadline of one engine call, seconds.
+    allowed_hooks: OCI hooks (absolute paths) that may run at a restore.
+    foreign_annotations: obey `restore.criu.org/` and `grit.dev/` annotations, whose archives must lie under
+    archive_roots (directories that only root may write).
+    """
+
+    runtime_path: Path
+    state_path: Path = Path(DEFAULT_STATE)
+    store_path: Path = Path(DEFAULT_STORE)
+    tools_path: Path | None = None
+    engine: str | None = None
+    checkpoint_timeout_s: float = 120.0
+    restore_timeout_s: float = 120.0
+    allowed_hooks: tuple[str, ...] = ()
+    foreign_annotations: bool = False
+    archive_roots: tuple[Path, ...] = (Path("/var/lib/kubelet/checkpoints"),)
+
+
+_FROM_TOML = frozenset(
+    {
+        "engine",
+        "checkpoint_timeout_s",
+        "restore_timeout_s",
+        "allowed_hooks",
+        "archive_roots",
+    }
+)
+
+
+def _convert(path: Path, key: str, value: Any, wanted: Any) -> Any:
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    if key == "engine" and isinstance(value, str):
+        return value
+    if key in {"allowed_hooks", "archive_roots"} and isinstance(value, list):
+        items = cast("list[Any]", value)
+        if all(isinstance(item, str) and item.startswith("/") for item in items):
+            return tuple(items) if key == "allowed_hooks" else tuple(Path(item) for item in items)
+        raise UsageError(f"{path}: '{key}' must be a list of absolute paths")
+    raise UsageError(f"{path}: '{key}' has a value of the wrong kind: {value!r}")
+
+
+def _trusted(path: Path) -> None:
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise UsageError(
+            f"{path} decides what root runs: it must belong to root and be writable by nobody else "
+            f"(chown root {path}; chmod 644 {path})"
+        )
+
+
+def load(settings: Mapping[str, str]) -> Config:
+    """The configuration that the hot settings and their config.toml give.
+
+    settings: KEY=VALUE pairs of runtime.conf. Raises UsageError naming the file and the key.
+    """
+    if not settings.get("RUNTIME"):
+        raise UsageError("runtime.conf names no RUNTIME: set it to the absolute path of runc")
+    config = Config(
+        runtime_path=Path(settings["RUNTIME"]),
+        state_path=Path(settings.get("STATE") or DEFAULT_STATE),
+        store_path=Path(settings.get("STORE") or DEFAULT_STORE),
+        tools_path=Path(settings["TOOLS"]) if settings.get("TOOLS") else None,
+        foreign_annotations=settings.get("FOREIGN", "") == "1",
+    )
+    toml_path = Path(settings.get("CONFIG") or "/etc/torpor/config.toml")
+    if not toml_path.exists():
+        return config
+    _trusted(toml_path)
+    try:
+        document = tomllib.loads(toml_path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{toml_path} is not TOML: {error}") from None
+    hints = get_type_hints(Config)
+    known = sorted(field.name for field in fields(Config) if field.name in _FROM_TOML)
+    changes: dict[str, Any] = {}
+    for key, value in document.items():
+        if key not in _FROM_TOML:
+            near = get_close_matches(key, known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(known)}"
+            raise UsageError(f"{toml_path}: unknown key '{key}'{hint}")
+        changes[key] = _convert(toml_path, key, value, hints[key])
+    return replace(config, **changes)

@@ -1,0 +1,153 @@
+"""What torpor knows of one container between two executions, kept so that a crash at any point can be undone.
+
+A directory on tmpfs for each (real path of the runtime's root, container id); it is gone after a reboot, as
+the runtime's own state is. The entry point decides by its existence whether a call is torpor's, so it exists
+only for containers that torpor restores or has restored, and while it checkpoints one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shim.errors import Busy, ShimError
+
+HELD = "held"
+STATE = "state.json"
+LOCK = "lock"
+
+ContainerPhase = Literal["restoring", "held", "running"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerState:
+    """A container that torpor restores or restored.
+
+    phase: `restoring` (a call is at work, or died there), `held` (waits for `start`), `running`.
+    image: its reference as text; digest: of its manifest; use: `move` images are consumed at `start`.
+    created: RFC 3339.
+    """
+
+    container_id: str
+    root: str
+    bundle: str
+    phase: ContainerPhase
+    engine: str
+    image: str
+    digest: str
+    use: Literal["clone", "move"]
+    created: str
+    schema: int = 1
+
+
+def load(directory: Path) -> ContainerState | None:
+    """The state kept in a container's directory, None if there is none. Raises ShimError if it is damaged."""
+    try:
+        return msgspec.json.decode((directory / STATE).read_bytes(), type=ContainerState, strict=True)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ShimError(f"the state in {directory} is damaged ({error}); remove the directory") from None
+
+
+def save(directory: Path, state: ContainerState) -> None:
+    """Replace a container's state at once, marker of the held phase included."""
+    temporary = directory / f"{STATE}.new"
+    temporary.write_bytes(msgspec.json.encode(state))
+    marker = directory / HELD
+    # The marker only ever errs on the side of "held": then the slow path looks into the state itself.
+    if state.phase == "held":
+        marker.touch(mode=0o600)
+    temporary.replace(directory / STATE)
+    if state.phase != "held":
+        marker.unlink(missing_ok=True)
+
+
+def advance(directory: Path, state: ContainerState, phase: ContainerPhase) -> ContainerState:
+    """Save the state with another phase, and return it."""
+    state = replace(state, phase=phase)
+    save(directory, state)
+    return state
+
+
+def remove(directory: Path) -> None:
+    """Forget a container. The state file goes last, so that a crash in between is seen and repeated."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in directory.iterdir():
+            if entry.name not in {STATE, LOCK}:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _holder(directory: Path) -> tuple[int, str] | None:
+    try:
+        pid, start = (directory / LOCK).read_text().split()
+    except (OSError, ValueError):
+        return None
+    return int(pid), start
+
+
+def _start_time(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def interrupt(directory: Path) -> None:
+    """Kill the torpor call that holds a container, so that `kill` and `delete --force` need not wait for it.
+
+    Its guardian then undoes what it was doing.
+    """
+    holder = _holder(directory)
+    if holder and holder[0] != os.getpid() and _start_time(holder[0]) == holder[1]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(holder[0], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator[None]:
+    """Hold a container for one call.
+
+    wait_s: how long to wait for another call, seconds. create: make the directory if it is absent.
+    Raises Busy if another call holds it all that time, FileNotFoundError if there is no directory.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        if create:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            if time.monotonic() >= deadline:
+                holder = _holder(directory)
+                who = f" (pid {holder[0]})" if holder else ""
+                raise Busy(
+                    f"container '{directory.name}' is held by another torpor call{who}; "
+                    "try again when it is done"
+                ) from None
+            time.sleep(0.01)
+            continue
+        # The directory may have been removed, and made anew, between the opening and the lock.
+        with contextlib.suppress(FileNotFoundError):
+            if (directory / LOCK).stat().st_ino == os.fstat(descriptor).st_ino:
+                break
+        os.close(descriptor)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
