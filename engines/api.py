@@ -195,12 +195,16 @@ class TaskNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountNeed:
-    """One mount point of the image. external: its source is given by the new bundle, by destination."""
+    """One mount point of the image. external: its source is given by the new bundle, by destination.
+
+    readonly: the mount itself is read-only; it is so again after the restore, whatever the new spec says.
+    """
 
     destination: str
     fstype: str
     source: str
     external: bool
+    readonly: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
