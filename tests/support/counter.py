@@ -1,0 +1,34 @@
+"""The smallest container whose memory can be told from outside: it counts."""
+
+from __future__ import annotations
+
+from tests.support.cri import Container
+from tests.support.torpor import Torpor
+
+# Counts aloud every 50 ms and notes the count in its root filesystem; answers SIGTERM with exit code 42.
+COUNTER = (
+    "/bin/sh",
+    "-c",
+    'trap "exit 42" TERM; i=0; while :; do i=$((i+1)); echo $i >/data/last; echo tick $i; sleep 0.05; done',
+)
+
+
+def put_to_sleep(container: Container, torpor: Torpor, name: str, *, namespace: str = "default") -> int:
+    """Checkpoint a running container through CRI and import the archive as `name`.
+
+    Returns the last number that it had printed before: a restored counter goes on above it.
+    """
+    archive = container.pod.path / f"{name}.tar"
+    last = container.until_number(5)
+    container.checkpoint(archive)
+    torpor.import_archive(archive, name, namespace=namespace)
+    return last
+
+
+def wakes(container: Container, last: int) -> list[int]:
+    """The numbers of a restored counter: they begin above `last` and miss none."""
+    container.until_number(last + 8)
+    numbers = container.numbers()
+    assert last <= numbers[0] <= last + 20, numbers[:3]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return numbers
