@@ -1,0 +1,423 @@
+"""The store of checkpoint images on this node: root-only, immutable, complete or absent.
+
+    STORE/images/<namespace or _>/<name>/   one image (see layout.py)
+    STORE/staging/<random>/                 an image in the making, or one on its way out
+    STORE/consumed/<digest>                 a `move` image that was restored
+    STORE/lock                              held while names change
+
+An image comes into being by one rename of a directory whose files are all on disk, and goes by one rename.
+A directory in staging belongs to the process that holds its flock; without one it is a leftover.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from engines.api import ImageCorrupt, ImageError, ImageExists, Needs
+from shim.errors import AdmissionRefused, ShimError, UnknownImage
+from shim.images.beneath import exchange, read_plain
+from shim.images.documents import MAX_DOCUMENT_BYTES, decode_needs
+from shim.images.layout import CHECKPOINT, MANIFEST, NEEDS, NO_NAMESPACE, Reference, check_name
+from shim.images.manifest import Manifest, digest_of, now, parse_manifest
+from shim.images.seal import OnBytes, cause_of, check_files, list_files, seal, write_file
+
+_UNSAFE_BITS = 0o077
+
+
+@dataclass(frozen=True)
+class Image:
+    """A committed image. reference: with its digest. n_bytes: sum of all files."""
+
+    path: Path
+    reference: Reference
+    digest: str
+    manifest: Manifest
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """What the engine wrote."""
+        return self.path / CHECKPOINT
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.manifest.files.values())
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What the image asks of a node and a spec, read on first use. Raises ImageCorrupt."""
+        what = f"needs of image '{self.reference}'"
+        try:
+            data = read_plain(self.path, NEEDS, MAX_DOCUMENT_BYTES)
+        except OSError as error:
+            raise ImageCorrupt(f"could not read {what}: {cause_of(error)}; import the image again") from error
+        return decode_needs(data, what=what)
+
+
+@dataclass(frozen=True)
+class BrokenImage:
+    """A directory in the store that cannot be read as an image."""
+
+    path: Path
+    reference: Reference
+    cause: str
+
+
+class Store:
+    """Access to the images below one directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # --- making -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def staging(self) -> Generator[Path]:
+        """An empty directory (0700) to build an image in; what is not committed goes when the block ends.
+
+        Raises ShimError if the store is not safe to use, ImageError if the directory cannot be made.
+        """
+        path, fd = self._new_staging()
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(fd)
+
+    def commit(
+        self,
+        staged: Path,
+        reference: Reference,
+        *,
+        manifest: Manifest | None = None,
+        replace: bool = False,
+        on_bytes: OnBytes | None = None,
+    ) -> Image:
+        """Make the staged directory the image of that name.
+
+        manifest: seal the directory with it (hashes every file); None if it was sealed before, then names
+        and sizes are compared. replace: an existing image of the name gives way, in one step where the file
+        system can. on_bytes: progress of hashing. Raises ImageExists, ImageCorrupt, ImageError; then nothing
+        is left.
+        """
+        check_name(reference.name)
+        if reference.namespace:
+            check_name(reference.namespace, "namespace")
+        destination = self._images / reference.directory
+        try:
+            if os.path.lexists(destination) and not replace:
+                raise self._exists(reference)
+            checkpoint_path = staged / CHECKPOINT
+            if manifest is not None:
+                seal(manifest, checkpoint_path=checkpoint_path, extras_path=staged, on_bytes=on_bytes)
+            image = self._load(staged, reference)
+            sizes = list_files(checkpoint_path=checkpoint_path, extras_path=staged)
+            if sizes != {name: file.size_bytes for name, file in image.manifest.files.items()}:
+                raise ImageCorrupt(
+                    f"could not commit image '{reference}': its files are not those of its manifest; "
+                    "seal it again"
+                )
+            if reference.digest is not None and reference.digest != image.digest:
+                raise ImageCorrupt(
+                    f"could not commit image '{reference}': its digest is {image.digest}; ask for that one"
+                )
+            with self._locked():
+                _make_directory(destination.parent)
+                self._put(staged, destination, reference, replace=replace)
+        except OSError as error:
+            raise ImageError(f"could not commit image '{reference}': {cause_of(error)}") from error
+        return Image(destination, reference.with_digest(image.digest), image.digest, image.manifest)
+
+    def _put(self, staged: Path, destination: Path, reference: Reference, *, replace: bool) -> None:
+        try:
+            # An image directory is never empty, so this cannot silently take the place of another one.
+            staged.rename(destination)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+            if not replace:
+                raise self._exists(reference) from error
+            if not exchange(staged, destination):
+                trash, fd = self._new_staging(locked=True)
+                destination.rename(trash / "old")
+                staged.rename(destination)
+                shutil.rmtree(trash, ignore_errors=True)
+                os.close(fd)
+        _sync_directory(destination.parent)
+        _sync_directory(self._staging)
+
+    @staticmethod
+    def _exists(reference: Reference) -> ImageExists:
+        return ImageExists(
+            f"could not commit image '{reference}': there is one of this name; "
+            "choose another name or replace it"
+        )
+
+    def _new_staging(self, *, locked: bool = False) -> tuple[Path, int]:
+        path = self._staging / secrets.token_hex(8)
+        try:
+            self.ensure()
+            with nullcontext() if locked else self._locked():  # else `recover` could come before the flock
+                path.mkdir(mode=0o700)
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ImageError(f"could not stage an image in '{self.path}': {cause_of(error)}") from error
+        return path, fd
+
+    # --- finding ------------------------------------------------------------------------------------
+
+    def resolve(self, reference: Reference) -> Image:
+        """The image that a reference names. Raises UnknownImage, ImageCorrupt, ShimError."""
+        check_name(reference.name)
+        self._check_safe()
+        path = self._images / reference.directory
+        if not path.is_dir() or path.is_symlink():
+            raise UnknownImage(
+                f"could not find image '{reference}': the store '{self.path}' has none of this name; "
+                "see `torpor images ls`"
+            )
+        image = self._load(path, reference)
+        if reference.digest is not None and reference.digest != image.digest:
+            raise UnknownImage(
+                f"could not find image '{reference}': the image of this name has the digest {image.digest}; "
+                "use that digest or none"
+            )
+        return image
+
+    def list(self, namespace: str | None = None) -> tuple[Image, ...]:
+        """All readable images, of one namespace or of all, by namespace and name."""
+        return tuple(entry for entry in self.entries(namespace) if isinstance(entry, Image))
+
+    def entries(self, namespace: str | None = None) -> Iterator[Image | BrokenImage]:
+        """All images, with those that cannot be read."""
+        if not self._images.is_dir():
+            return
+        self._check_safe()
+        for directory in sorted(self._images.iterdir()):
+            owner = "" if directory.name == NO_NAMESPACE else directory.name
+            if namespace is not None and owner != namespace:
+                continue
+            for path in sorted(directory.iterdir()):
+                reference = Reference(namespace=owner, name=path.name)
+                try:
+                    yield self._load(path, reference)
+                except (ImageError, ShimError) as error:
+                    yield BrokenImage(path, reference, str(error))
+
+    def _load(self, path: Path, reference: Reference) -> Image:
+        _check_mode(path)
+        what = f"manifest of image '{reference}'"
+        try:
+            data = read_plain(path, MANIFEST, MAX_DOCUMENT_BYTES)
+        except OSError as error:
+            raise ImageCorrupt(
+                f"could not read {what}: {cause_of(error)}; remove it and checkpoint or import again"
+            ) from error
+        digest = digest_of(data)
+        return Image(path, reference.with_digest(digest), digest, parse_manifest(data, what=what))
+
+    def verify(self, image: Image, *, pages: bool, on_bytes: OnBytes | None = None) -> None:
+        """Compare every file with the manifest: sizes always, content of page files only with `pages`.
+
+        Raises ImageCorrupt.
+        """
+        if self._load(image.path, image.reference).digest != image.digest:
+            raise ImageCorrupt(
+                f"could not verify image '{image.reference}': its manifest was replaced meanwhile; try again"
+            )
+        check_files(
+            image.manifest,
+            checkpoint_path=image.checkpoint_path,
+            extras_path=image.path,
+            pages=pages,
+            what=f"image '{image.reference}'",
+            on_bytes=on_bytes,
+        )
+
+    # --- using up and removing ----------------------------------------------------------------------
+
+    def consume(self, image: Image, by: str) -> None:
+        """Record durably that a `move` image was restored, so that it is not restored a second time.
+
+        by: who did it (the container's id). Calling again with the same `by` changes nothing. Raises
+        AdmissionRefused if somebody else was first, ImageError if it cannot be recorded.
+        """
+        marker = self._marker(image)
+        record = {"schema": 1, "by": by, "at": now(), "reference": str(image.reference)}
+        draft = marker.with_name(f".{marker.name}")
+        try:
+            self.ensure()
+            with self._locked():
+                first = self.consumed_by(image)
+                if first is None:
+                    write_file(draft, json.dumps(record).encode())
+                    draft.rename(marker)
+                    _sync_directory(marker.parent)
+        except OSError as error:
+            raise ImageError(f"could not consume image '{image.reference}': {cause_of(error)}") from error
+        if first not in {None, by}:
+            raise AdmissionRefused(
+                f"could not use image '{image.reference}': it was taken to be moved once and container "
+                f"'{first}' has it; checkpoint again, or take it with `use: clone`"
+            )
+
+    def consumed_by(self, image: Image) -> str | None:
+        """Who restored a `move` image, None if nobody did. Raises ImageCorrupt."""
+        marker = self._marker(image)
+        try:
+            record = json.loads(read_plain(marker.parent, marker.name, 1 << 16))
+            return str(record["by"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ImageCorrupt(
+                f"could not tell whether image '{image.reference}' was used: {error} ({marker}); "
+                "remove the image and checkpoint again"
+            ) from error
+
+    def remove(self, reference: Reference) -> None:
+        """Remove an image, readable or not, and with its last copy the record of its use.
+
+        Raises UnknownImage, ImageError.
+        """
+        check_name(reference.name)
+        path = self._images / reference.directory
+        image: Image | None = None
+        try:
+            image = self.resolve(reference)
+        except ImageCorrupt:
+            if reference.digest is not None:
+                raise
+        try:
+            trash, fd = self._new_staging()
+            try:
+                with self._locked():
+                    path.rename(trash / "old")
+                    _sync_directory(path.parent)
+                    with suppress(OSError):
+                        path.parent.rmdir()
+                shutil.rmtree(trash)
+            finally:
+                os.close(fd)
+            if image is not None and all(other.digest != image.digest for other in self.list()):
+                self._marker(image).unlink(missing_ok=True)
+        except FileNotFoundError as error:
+            raise UnknownImage(f"could not remove image '{reference}': it is gone already") from error
+        except OSError as error:
+            raise ImageError(f"could not remove image '{reference}': {cause_of(error)}") from error
+
+    def recover(self) -> int:
+        """Remove what dead processes left in staging. Returns how many there were. Raises ImageError."""
+        n_removed = 0
+        try:
+            self.ensure()
+            for path in self._staging.iterdir():
+                if self._is_stale(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                    n_removed += 1
+            with self._locked():
+                for draft in self._consumed.glob(".*"):
+                    draft.unlink()
+        except OSError as error:
+            raise ImageError(f"could not clean the store '{self.path}': {cause_of(error)}") from error
+        return n_removed
+
+    def _is_stale(self, path: Path) -> bool:
+        with self._locked():
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            finally:
+                os.close(fd)
+        return True
+
+    # --- the directories ----------------------------------------------------------------------------
+
+    @property
+    def _images(self) -> Path:
+        return self.path / "images"
+
+    @property
+    def _staging(self) -> Path:
+        return self.path / "staging"
+
+    @property
+    def _consumed(self) -> Path:
+        return self.path / "consumed"
+
+    def _marker(self, image: Image) -> Path:
+        return self._consumed / image.digest.removeprefix("sha256:")
+
+    def ensure(self) -> None:
+        """Make the store's directories where they are missing. Raises OSError, ShimError if it is unsafe."""
+        if not os.path.lexists(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+        self._check_safe()
+        for path in (self._images, self._staging, self._consumed):
+            _make_directory(path)
+
+    def _check_safe(self) -> None:
+        if os.path.lexists(self.path):
+            _check_mode(self.path)
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self.path / "lock", flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _check_mode(path: Path) -> None:
+    """Refuse a directory that others can read or change: an image is root code and holds secrets."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise ShimError(f"could not use store '{path}': it is not a directory; move it away")
+    if status.st_uid != os.geteuid():
+        raise ShimError(
+            f"could not use store '{path}': it belongs to user {status.st_uid}, not {os.geteuid()}; "
+            "check who put it there, then chown it"
+        )
+    if status.st_mode & _UNSAFE_BITS:
+        raise ShimError(
+            f"could not use store '{path}': its mode is {stat.S_IMODE(status.st_mode):04o}; "
+            "check what is in it, then chmod it to 0700"
+        )
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        _check_mode(path)
+    else:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
