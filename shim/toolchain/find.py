@@ -19,10 +19,12 @@ class Tools:
     """The tools of this node; None where one was not found.
 
     prefix: torpor's own toolchain (it may be absent). cni_path: directory of the CNI plugins.
-    python_path: directory that holds the `pycriu` package.
+    python_path: directory that holds the `pycriu` package. search_path: a PATH with the prefix first; runc
+    finds criu, and containerd its shim, by it.
     """
 
     prefix: Path
+    search_path: str
     criu: Path | None
     runc: Path | None
     runsc: Path | None
@@ -34,13 +36,9 @@ class Tools:
     conmon: Path | None
     checkpointctl: Path | None
     nft: Path | None
+    ip: Path | None
     cni_path: Path | None
     python_path: Path | None
-
-    @property
-    def search_path(self) -> str:
-        """A PATH with the prefix first; runc finds criu, and containerd its shim, by it."""
-        return search_path(self.prefix)
 
 
 def default_prefix() -> Path:
@@ -68,14 +66,22 @@ def search_path(prefix: Path) -> str:
 def find_tools(prefix: Path | None = None) -> Tools:
     """Find every tool. prefix: torpor's toolchain, `default_prefix()` if None. Starts no program."""
     where = (prefix or default_prefix()).absolute()
-    path = search_path(where)
+    return _find(where, search_path(where))
 
+
+def find_system_tools() -> Tools:
+    """Find what the system itself has; PATH does not count, it may name another toolchain of torpor."""
+    return _find(Path("/nonexistent"), ":".join(SYSTEM_DIRECTORIES))
+
+
+def _find(where: Path, path: str) -> Tools:
     def find(name: str) -> Path | None:
         found = shutil.which(name, path=path)
         return Path(found) if found else None
 
     return Tools(
         prefix=where,
+        search_path=path,
         criu=find("criu"),
         runc=find("runc"),
         runsc=find("runsc"),
@@ -87,6 +93,7 @@ def find_tools(prefix: Path | None = None) -> Tools:
         conmon=find("conmon"),
         checkpointctl=find("checkpointctl"),
         nft=find("nft"),
+        ip=find("ip"),
         cni_path=next((d for d in (where / "cni", *SYSTEM_CNI_DIRECTORIES) if (d / "bridge").exists()), None),
         python_path=next(
             (
