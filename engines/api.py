@@ -189,7 +189,9 @@ class TaskNeeds:
     seccomp_filters: tuple[str, ...] = ()  # sha256 of each filter's program, outermost last
     lsm_profile: str = ""
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    namespaces: Mapping[str, int] = field(default_factory=dict[str, int])  # kind to the engine's own id
+    namespaces: Mapping[str, int] = field(
+        default_factory=dict[str, int]
+    )  # kind to the engine's id; 0: the host's
     stopped: bool = False  # was stopped on purpose (SIGSTOP, job control) at the dump
 
 

@@ -87,8 +87,6 @@ def read(reader: ImageReader, mounts: Iterable[Message]) -> Opened:
             sockets.append(_socket(entry.isk))
         elif entry.HasField("usk") and int(entry.usk.uflags) & (_USK_EXTERN | _USK_INHERIT):
             shared.append(f"a unix socket whose other end is outside the container ({_text(entry.usk.name)})")
-        elif entry.HasField("ext"):
-            shared.append("a file that only a plug-in can restore")
         elif entry.HasField("nsf"):
             namespaces.append(int(entry.nsf.ns_id))
         elif entry.HasField("tunf"):

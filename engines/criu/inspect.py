@@ -70,7 +70,9 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
     processes = reader.read("pstree.img", "PSTREE")
     if not processes:
         raise _corrupt(reader, "pstree.img names no task")
+    host = {kind: int(getattr(inventory.root_ids, name)) for kind, name in _NAMESPACES.items()}
     programs = _seccomp_programs(reader)
+    init: Mapping[str, int] = {}
     tasks: list[TaskNeeds] = []
     xsave: bool | None = None
     memory_bytes, droppable = 0, False
@@ -80,7 +82,9 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
         if state in (_TASK_DEAD, _TASK_ZOMBIE):
             continue  # runs nothing, holds nothing
         xsave = _xsave(core) if xsave is None else xsave
-        namespaces = _namespaces_of(reader, process.pid, core)
+        numbers = _namespaces_of(reader, process.pid, core)
+        init = init or numbers
+        namespaces = {kind: 0 if number == host[kind] else number for kind, number in numbers.items()}
         rlimits = _rlimits(core)
         for tid in list(process.threads) or [process.pid]:
             thread = core if tid == process.pid else reader.one(f"core-{tid}.img", "CORE")
@@ -102,7 +106,14 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
     if not tasks:
         raise _corrupt(reader, "it holds no live task")
     return _needs(
-        reader, inventory, tuple(tasks), xsave=xsave, memory_bytes=memory_bytes, droppable=droppable
+        reader,
+        inventory,
+        tuple(tasks),
+        init=init,
+        host=host,
+        xsave=xsave,
+        memory_bytes=memory_bytes,
+        droppable=droppable,
     )
 
 
@@ -111,26 +122,26 @@ def _needs(
     inventory: Message,
     tasks: tuple[TaskNeeds, ...],
     *,
+    init: Mapping[str, int],
+    host: Mapping[str, int],
     xsave: bool | None,
     memory_bytes: int,
     droppable: bool,
 ) -> Needs:
-    host = {kind: int(getattr(inventory.root_ids, name)) for kind, name in _NAMESPACES.items()}
-    first = tasks[0].namespaces
     entries = {
         number: reader.read(name, "MNTS")
-        for number in sorted({task.namespaces["mount"] for task in tasks})
+        for number in sorted({task.namespaces["mount"] or host["mount"] for task in tasks})
         if reader.exists(name := f"mountpoints-{number}.img")
     }
-    mounts = tuple(_mount(entry) for entry in entries.get(first["mount"], ()))
+    mounts = tuple(_mount(entry) for entry in entries.get(init["mount"], ()))
     opened = descriptors.read(reader, [entry for table in entries.values() for entry in table])
-    uid_map, gid_map = _id_maps(reader, first["user"])
+    uid_map, gid_map = _id_maps(reader, init["user"])
     run_id = str(inventory.dump_criu_run_id)
     return Needs(
         engine=ENGINE,
         image_version=str(inventory.img_version),
         tasks=tasks,
-        namespaces=_namespaces(reader, first, host),
+        namespaces=_namespaces(reader, init, host),
         uid_map=uid_map,
         gid_map=gid_map,
         mounts=mounts,
@@ -263,11 +274,11 @@ def _namespaces_of(reader: ImageReader, pid: int, core: Message) -> dict[str, in
 
 
 def _namespaces(
-    reader: ImageReader, first: Mapping[str, int], host: Mapping[str, int]
+    reader: ImageReader, init: Mapping[str, int], host: Mapping[str, int]
 ) -> dict[str, Literal["own", "external", "host"]]:
     """The inventory records the namespaces of the CRIU that made the dump: those are the host's."""
     kinds: dict[str, Literal["own", "external", "host"]] = {}
-    for kind, number in first.items():
+    for kind, number in init.items():
         if number == host[kind]:
             kinds[kind] = "host"
         elif kind == "network" and _external_network(reader, number):

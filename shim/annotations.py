@@ -1,0 +1,245 @@
+"""What the annotations of a bundle ask of torpor.
+
+Kubernetes gives a runtime only the annotations of the *pod*, the same set for the pause container, every
+init container and every container. So each key may end in `.<container>`, and the bare `restore-from` is
+only for the container whose name the image records. Everything under `torpor.dev/` is checked, so that a
+spelling mistake does not become a silent cold start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
+
+from shim.errors import AdmissionRefused
+
+PREFIX = "torpor.dev/"
+CRIU_PREFIX = "org.criu."
+CRIU_CONFIG = "org.criu.config"
+CRIU_OPERATOR = "restore.criu.org/checkpoint-path."
+GRIT = "grit.dev/checkpoint"
+
+Use = Literal["clone", "move"]
+OnFailure = Literal["fail", "cold-start"]
+Network = Literal["keep", "new", "keep-closed"]
+
+_VALUES: Mapping[str, tuple[str, ...]] = {
+    "use": ("clone", "move"),
+    "on-restore-failure": ("fail", "cold-start"),
+    "network": ("keep", "new", "keep-closed"),
+    "checkpointable": ("true", "false"),
+}
+_KEYS = ("restore-from", "engine", *_VALUES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a bundle asks for.
+
+    restore_from: reference of an image, None for a cold start. bare: it came from the annotation without a
+    container's name, so it holds only if the image records this container's name (`applies_to`).
+    foreign_path: archive that another tool's annotation names, as written. container_name: empty outside
+    Kubernetes. sandbox: this is a pod's pause container, for which nothing is asked.
+    """
+
+    restore_from: str | None = None
+    bare: bool = False
+    foreign_path: Path | None = None
+    use: Use | None = None
+    on_failure: OnFailure = "fail"
+    network: Network | None = None
+    engine: str | None = None
+    checkpointable: bool = False
+    container_name: str = ""
+    sandbox: bool = False
+    namespace: str = ""
+
+    @property
+    def restores(self) -> bool:
+        """Whether a restore is asked for at all."""
+        return self.restore_from is not None or self.foreign_path is not None
+
+    def applies_to(self, recorded_name: str) -> bool:
+        """Whether the wish to restore holds for an image taken from a container of this name."""
+        return not self.bare or recorded_name == self.container_name
+
+
+def read(spec: Mapping[str, Any], *, foreign: bool, own_config_path: Path | None = None) -> Wish:
+    """What the annotations of an OCI spec ask for.
+
+    foreign: obey other tools' annotations too. own_config_path: the CRIU configuration that torpor itself
+    wrote for this container, the only value that `org.criu.config` may have.
+    Raises AdmissionRefused with one sentence for anything that is unknown, malformed or dangerous.
+    """
+    annotations = _annotations(spec)
+    _refuse_criu(annotations, own_config_path)
+    name, namespace = _container_name(annotations), _namespace(annotations)
+    if _is_sandbox(annotations):
+        return Wish(container_name=name, sandbox=True, namespace=namespace)
+    asked = _asked(annotations, name)
+    restore_from = asked.get("restore-from")
+    foreign_path = _foreign_path(annotations, name) if foreign else None
+    if restore_from and foreign_path:
+        raise AdmissionRefused(
+            f"could not read the annotations: both '{PREFIX}restore-from' and another tool's annotation say "
+            f"what to restore ('{restore_from[1]}' and '{foreign_path}'); remove one"
+        )
+    value = {key: pair[1] for key, pair in asked.items()}
+    return Wish(
+        restore_from=value.get("restore-from"),
+        bare=bool(restore_from and name and restore_from[0]),
+        foreign_path=foreign_path,
+        use=cast("Use | None", value.get("use")),
+        on_failure=cast("OnFailure", value.get("on-restore-failure", "fail")),
+        network=cast("Network | None", value.get("network")),
+        engine=value.get("engine"),
+        checkpointable=value.get("checkpointable") == "true",
+        container_name=name,
+        namespace=namespace,
+    )
+
+
+# --- torpor's own keys ---------------------------------------------------------------------------------
+
+
+def _asked(annotations: Mapping[str, str], name: str) -> dict[str, tuple[bool, str]]:
+    """Key to (whether it was the bare form, value), for this container. All keys of the pod are checked."""
+    asked: dict[str, tuple[bool, str]] = {}
+    for annotation, value in sorted(annotations.items()):
+        if not annotation.startswith(PREFIX):
+            continue
+        key, dot, container = annotation.removeprefix(PREFIX).partition(".")
+        if key not in _KEYS or (dot and not container):
+            raise AdmissionRefused(_unknown(annotation, key))
+        _check_value(annotation, key, value)
+        if dot and not name:
+            raise AdmissionRefused(
+                f"could not read the annotations: '{annotation}' names the container '{container}', but the "
+                f"bundle does not say its container's name; use '{PREFIX}{key}'"
+            )
+        # The form with this container's name comes after the bare one in the order of the loop, and wins.
+        if not dot or container == name:
+            asked[key] = (not dot, value)
+    return asked
+
+
+def _unknown(annotation: str, key: str) -> str:
+    near = get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
+    return (
+        f"could not read the annotations: '{annotation}' is unknown; did you mean '{PREFIX}{near}' or "
+        f"'{PREFIX}{near}.<container>'?"
+    )
+
+
+def _check_value(annotation: str, key: str, value: str) -> None:
+    allowed = _VALUES.get(key)
+    if allowed and value not in allowed:
+        near = get_close_matches(value, allowed, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise AdmissionRefused(
+            f"could not read the annotations: '{annotation}' is '{value}', but must be one of "
+            f"{', '.join(allowed)}{hint}"
+        )
+    if not allowed and (not value or not value.isprintable() or any(sign.isspace() for sign in value)):
+        raise AdmissionRefused(
+            f"could not read the annotations: '{annotation}' is {value!r}, but must be "
+            f"{'an image reference' if key == 'restore-from' else 'the name of an engine'} without blanks"
+        )
+
+
+def _refuse_criu(annotations: Mapping[str, str], own_config_path: Path | None) -> None:
+    for annotation, value in annotations.items():
+        if not annotation.startswith(CRIU_PREFIX):
+            continue
+        if annotation == CRIU_CONFIG and own_config_path is not None and value == str(own_config_path):
+            continue
+        raise AdmissionRefused(
+            f"could not admit the container: the annotation '{annotation}' would let the pod run programs as "
+            "root on the node (CRIU's action scripts); remove it"
+        )
+
+
+# --- who the container is ------------------------------------------------------------------------------
+
+
+def _annotations(spec: Mapping[str, Any]) -> Mapping[str, str]:
+    found: object = spec.get("annotations") or {}
+    if not isinstance(found, dict):
+        raise AdmissionRefused("could not read the annotations: they are no JSON object; repair config.json")
+    pairs = cast("dict[object, object]", found)
+    for key, value in pairs.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise AdmissionRefused(
+                f"could not read the annotations: '{key}' has a value that is no text; write it in quotes"
+            )
+    return cast("Mapping[str, str]", pairs)
+
+
+def _is_sandbox(annotations: Mapping[str, str]) -> bool:
+    kinds = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+    return any(annotations.get(kind) == "sandbox" for kind in kinds)
+
+
+def _container_name(annotations: Mapping[str, str]) -> str:
+    for key in ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"):
+        if annotations.get(key):
+            return annotations[key]
+    full = annotations.get("io.kubernetes.cri-o.ContainerName", "")
+    if not full:
+        return ""
+    # CRI-O's own is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>; the short one stands in its metadata.
+    metadata = _metadata_name(annotations.get("io.kubernetes.cri-o.Metadata", ""))
+    parts = full.split("_")
+    return metadata or (parts[1] if len(parts) == 6 and parts[0] == "k8s" else full)
+
+
+def _metadata_name(text: str) -> str:
+    try:
+        found: object = json.loads(text) if text else None
+    except ValueError:
+        return ""
+    name: object = cast("dict[str, object]", found).get("name") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _namespace(annotations: Mapping[str, str]) -> str:
+    keys = (
+        "io.kubernetes.cri.sandbox-namespace",
+        "io.kubernetes.cri-o.Namespace",
+        "io.kubernetes.pod.namespace",
+    )
+    return next((annotations[key] for key in keys if annotations.get(key)), "")
+
+
+# --- other tools' keys ---------------------------------------------------------------------------------
+
+
+def _foreign_path(annotations: Mapping[str, str], name: str) -> Path | None:
+    readers: tuple[Callable[[Mapping[str, str], str], tuple[str, str] | None], ...] = (_criu_operator, _grit)
+    found = next((pair for pair in (reader(annotations, name) for reader in readers) if pair), None)
+    if found is None:
+        return None
+    annotation, value = found
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts or not value.isprintable():
+        raise AdmissionRefused(
+            f"could not read the annotations: '{annotation}' is '{value}', but must be an absolute path "
+            "without '..'"
+        )
+    return Path(path)
+
+
+def _criu_operator(annotations: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    key = f"{CRIU_OPERATOR}{name}"
+    return (key, annotations[key]) if name and key in annotations else None
+
+
+def _grit(annotations: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    """GRIT names one directory for the pod, which holds one directory for each container."""
+    if not name or "/" in name or name in {".", ".."} or GRIT not in annotations:
+        return None
+    return GRIT, f"{annotations[GRIT]}/{name}" if annotations[GRIT] else ""
