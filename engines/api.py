@@ -172,6 +172,7 @@ class TaskNeeds:
 
     Ids are those inside the container's user namespace. Capability sets are bit masks, bit n = capability n.
     rlimits: name ("RLIMIT_NOFILE") to (soft, hard); 2**64-1 is unlimited.
+    namespaces: kind to the engine's own id, 0 for the host's.
     """
 
     pid: int  # in the container's pid namespace
@@ -189,9 +190,7 @@ class TaskNeeds:
     seccomp_filters: tuple[str, ...] = ()  # sha256 of each filter's program, outermost last
     lsm_profile: str = ""
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    namespaces: Mapping[str, int] = field(
-        default_factory=dict[str, int]
-    )  # kind to the engine's id; 0: the host's
+    namespaces: Mapping[str, int] = field(default_factory=dict[str, int])
     stopped: bool = False  # was stopped on purpose (SIGSTOP, job control) at the dump
 
 

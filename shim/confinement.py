@@ -1,0 +1,279 @@
+"""What an image's container can reach, against what a new spec would let it reach.
+
+Namespaces, user-namespace maps, devices, descriptors that lead outside, read-only and masked paths, hooks:
+CRIU makes them again as they were at the dump.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.api import DeviceNeed, Finding, IdMapping, Needs, TaskNeeds
+from shim.privileges import Grant, Offence, grouped, mask, part
+
+Given = Literal["own", "joined", "host"]
+
+_LINK_NAMES: Mapping[str, str] = {"network": "net", "mount": "mnt"}
+_CONFINING = ("network", "pid", "ipc", "uts", "mount")
+_TELLING = ("cgroup", "time")  # show something of the host, and give no hold on it
+# Every OCI runtime lets a container use these, whatever its spec says.
+_ALWAYS: Sequence[Mapping[str, Any]] = tuple(
+    {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
+    for major, minor in ((1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2), (136, None))
+)
+
+
+def check_container(
+    spec: Mapping[str, Any], needs: Needs, *, allowed_hooks: Collection[str]
+) -> Iterator[Finding]:
+    """Findings for everything in which the image's container reaches further than the new spec allows.
+
+    allowed_hooks: absolute paths of the OCI hooks that may run at a restore.
+    """
+    yield from _namespaces(spec, needs)
+    yield from _nested(spec, needs)
+    yield from _user_namespace(spec, needs)
+    yield from _devices(spec, needs)
+    yield from _shared(needs)
+    yield from _read_only(spec, needs)
+    yield from _masked(spec, needs)
+    yield from _hooks(spec, allowed_hooks)
+
+
+def given(spec: Mapping[str, Any], kind: str) -> Given:
+    """Which namespace of a kind the spec gives: one of its own, somebody's by path, or the host's."""
+    for entry in part(spec, "linux").get("namespaces") or ():
+        if entry.get("type") == kind:
+            path = str(entry.get("path") or "")
+            if not path:
+                return "own"
+            return "host" if _is_ours(path, kind) else "joined"
+    return "host"
+
+
+def _is_ours(path: str, kind: str) -> bool:
+    """Whether a path leads to the namespace that this process lives in, which is the host's."""
+    try:
+        return Path(path).samefile(f"/proc/self/ns/{_LINK_NAMES.get(kind, kind)}")
+    except OSError:
+        return False
+
+
+def _refusal(field: str, message: str, remedy: str) -> Finding:
+    return Finding(rule=f"privileges.{field}", severity="refuse", message=message, remedy=remedy)
+
+
+# --- namespaces ----------------------------------------------------------------------------------------
+
+
+def _namespaces(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+    for kind in (*_CONFINING, *_TELLING):
+        if given(spec, kind) == "host":
+            continue
+
+        def in_the_hosts(kind: str = kind) -> Iterator[Offence]:
+            for task in needs.tasks:
+                if task.namespaces.get(kind, 0 if needs.namespaces.get(kind) == "host" else 1) == 0:
+                    yield task, f"lives in the host's {kind} namespace", "gives one apart from the host's"
+
+        remedy = (
+            f"give the new container the host's {kind} namespace, or take the checkpoint of one with its own"
+        )
+        for finding in grouped("privileges.namespaces", in_the_hosts(), remedy):
+            if kind in _CONFINING:
+                yield finding
+            else:
+                yield Finding(rule=finding.rule, severity="warn", message=finding.message, remedy=remedy)
+
+
+def _nested(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+    """Only CAP_SYS_ADMIN gets a task into another namespace than its container's."""
+    if Grant(spec).reachable & mask(("CAP_SYS_ADMIN",)):
+        return
+    init: TaskNeeds | None = next(iter(needs.tasks), None)
+
+    def elsewhere() -> Iterator[Offence]:
+        for task in needs.tasks:
+            for kind, number in sorted(task.namespaces.items()):
+                if init and number and number != init.namespaces.get(kind):
+                    yield (
+                        task,
+                        f"lives in another {kind} namespace than the container's first task",
+                        "does not grant CAP_SYS_ADMIN, without which no task gets there",
+                    )
+
+    remedy = "grant CAP_SYS_ADMIN to the new container, or end that task before the checkpoint"
+    yield from grouped("privileges.namespaces", elsewhere(), remedy)
+
+
+def _user_namespace(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+    kind = given(spec, "user")
+    image = needs.namespaces.get("user", "host")
+    remedy = "give the new container the user namespace and the id mappings of the old one"
+    if image == "host" and kind != "host":
+        yield _refusal(
+            "user-namespace",
+            "the image's tasks have the host's user ids, but the new spec demands a user namespace",
+            remedy,
+        )
+    elif image != "host" and kind == "host":
+        yield _refusal(
+            "user-namespace",
+            "the image's tasks live in a user namespace of their own, but the new spec gives none",
+            remedy,
+        )
+    elif image != "host":
+        for field, held in (("uidMappings", needs.uid_map), ("gidMappings", needs.gid_map)):
+            wanted = _mappings(part(spec, "linux").get(field) or ())
+            if _sorted(held) != wanted:
+                yield _refusal(
+                    "user-namespace",
+                    f"the image's {field} are {_in_words(_sorted(held))}, the new spec's {_in_words(wanted)}",
+                    remedy,
+                )
+
+
+def _mappings(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int]]:
+    return sorted((int(e["containerID"]), int(e["hostID"]), int(e["size"])) for e in entries)
+
+
+def _sorted(maps: Sequence[IdMapping]) -> list[tuple[int, int, int]]:
+    return sorted((entry.container_id, entry.host_id, entry.size) for entry in maps)
+
+
+def _in_words(maps: Sequence[tuple[int, int, int]]) -> str:
+    return ", ".join(f"{inside}→{outside} ({size})" for inside, outside, size in maps) or "none"
+
+
+# --- devices and descriptors ---------------------------------------------------------------------------
+
+
+def _devices(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+    rules: Sequence[Mapping[str, Any]] = part(part(spec, "linux"), "resources").get("devices") or ()
+    remedy = "allow the device in the new spec, or close it before the checkpoint"
+    for device in needs.devices:
+        if device.major < 0:
+            if not _named_by_spec(spec, device.path):
+                yield _refusal(
+                    "devices",
+                    f"the image has the device '{device.path}' open, whose numbers it does not record, and "
+                    "the new spec does not name it",
+                    "name the device in the new spec, or close it before the checkpoint",
+                )
+        elif not _device_allowed(device, (*rules, *_ALWAYS)):
+            yield _refusal(
+                "devices",
+                f"the image has '{device.path}' ({device.kind} {device.major}:{device.minor}) open for "
+                f"'{device.access}', which the new spec's device rules do not allow",
+                remedy,
+            )
+
+
+def _named_by_spec(spec: Mapping[str, Any], path: str) -> bool:
+    nodes = {str(node.get("path")) for node in part(spec, "linux").get("devices") or ()}
+    return path in nodes or path in {str(mount.get("destination")) for mount in spec.get("mounts") or ()}
+
+
+def _device_allowed(device: DeviceNeed, rules: Sequence[Mapping[str, Any]]) -> bool:
+    """The last rule that speaks of a device and an access decides; without any it is denied."""
+    for letter in device.access:
+        allowed = False
+        for rule in rules:
+            kind = str(rule.get("type") or "a")
+            if (
+                kind in ("a", device.kind)
+                and _matches(rule.get("major"), device.major)
+                and _matches(rule.get("minor"), device.minor)
+                and letter in str(rule.get("access") or "rwm")
+            ):
+                allowed = bool(rule.get("allow"))
+        if not allowed:
+            return False
+    return True
+
+
+def _matches(wanted: Any, number: int) -> bool:
+    return wanted is None or int(wanted) < 0 or int(wanted) == number
+
+
+def _shared(needs: Needs) -> Iterator[Finding]:
+    for words in needs.shared_with_host:
+        yield _refusal(
+            "descriptors",
+            f"the image holds {words}, which leads out of the container",
+            "close it before the checkpoint",
+        )
+
+
+# --- the file system -----------------------------------------------------------------------------------
+
+
+def _read_only(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+    """Mounts come back with the flags they had."""
+    writable = {mount.destination for mount in needs.mounts if not mount.readonly}
+    mounted = {mount.destination for mount in needs.mounts}
+    remedy = "make it writable in the new spec, or take the checkpoint of a container that has it read-only"
+    wanted = [_clean(str(m.get("destination"))) for m in spec.get("mounts") or () if _is_read_only(m)]
+    if part(spec, "root").get("readonly"):
+        wanted.append("/")
+    for path in dict.fromkeys(wanted):
+        if path in writable:
+            yield _refusal(
+                "read-only", f"the image can write to '{path}', which the new spec has read-only", remedy
+            )
+    for path in map(_clean, part(spec, "linux").get("readonlyPaths") or ()):
+        if path in writable or (path not in mounted and _is_there(path, mounted)):
+            yield _refusal(
+                "read-only", f"the image can write to '{path}', which the new spec has read-only", remedy
+            )
+
+
+def _masked(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+    mounted = {mount.destination for mount in needs.mounts}
+    masked = [_clean(path) for path in part(spec, "linux").get("maskedPaths") or ()]
+    hidden = mounted & set(masked)
+    for path in masked:
+        covered = any(path == over or path.startswith(f"{over}/") for over in hidden)
+        if not covered and _is_there(path, mounted):
+            yield _refusal(
+                "masked-paths",
+                f"the image can see '{path}', which the new spec hides",
+                "take the checkpoint of a container that hides it, on a node whose kernel has it",
+            )
+
+
+def _is_there(path: str, mounted: Collection[str]) -> bool:
+    """Whether the restored container would have this path of the kernel's.
+
+    Only /proc and /sys can be judged from here: they look the same on the host.
+    """
+    top = "/" + path.strip("/").partition("/")[0]
+    return top in {"/proc", "/sys"} and top in mounted and Path(path).exists()
+
+
+def _is_read_only(mount: Mapping[str, Any]) -> bool:
+    options = [word for word in mount.get("options") or () if word in {"ro", "rw", "rro"}]
+    return bool(options) and options[-1] != "rw"
+
+
+def _clean(path: Any) -> str:
+    return os.path.normpath(str(path))
+
+
+# --- hooks ---------------------------------------------------------------------------------------------
+
+
+def _hooks(spec: Mapping[str, Any], allowed: Collection[str]) -> Iterator[Finding]:
+    for kind, entries in part(spec, "hooks").items():
+        for entry in entries or ():
+            path = str(entry.get("path"))
+            if path not in allowed:
+                yield Finding(
+                    rule="admission.hooks",
+                    severity="refuse",
+                    message=f"the new spec has the {kind} hook '{path}', which may not run at a restore",
+                    remedy="add it to allowed_hooks in the node's configuration if it may run a second time",
+                )
