@@ -177,7 +177,7 @@ def _good_system_tools(say: Say) -> tuple[SystemTool, ...]:
         program = smoke.program_of(unit, tools)
         if program is None:
             continue
-        version, text = ask_version(unit, program) if unit.program else ((), "")
+        version, text = ask_version(unit, program) if unit.minimum else ((), "")
         if version is None or (unit.minimum is not None and version < unit.minimum):
             say(f"{unit.name}: the system's {program} ({text}) is not used: {unit.why or text}")
             continue

@@ -99,11 +99,22 @@ class _Bench:
         return {"PATH": self.tools.search_path, "HOME": str(self.path), "LC_ALL": "C.UTF-8"}
 
     def call(
-        self, *command: str | Path, ok: bool = True, stdin: str = "", extra: Mapping[str, str] | None = None
+        self,
+        *command: str | Path,
+        ok: bool = True,
+        stdin: str = "",
+        extra: Mapping[str, str] | None = None,
+        log: Path | None = None,
     ) -> str:
-        """Run a command to its end and return stdout. Raises SmokeFailure unless it exits 0."""
-        # A file, not a pipe: a conmon that is left behind would hold a pipe open.
-        with (self.path / "stdout").open("w+") as out, (self.path / "stderr").open("w+") as err:
+        """Run a command to its end and return stdout. Raises SmokeFailure unless it exits 0.
+
+        log: where the command tells errors; its output then goes nowhere, as a container that is to be
+        dumped must not hold a file of ours.
+        """
+        # Files, not pipes: a conmon that is left behind would hold a pipe open.
+        out_path = Path("/dev/null") if log else self.path / "stdout"
+        err_path = Path("/dev/null") if log else self.path / "stderr"
+        with out_path.open("w") as out, err_path.open("w") as err:
             done = subprocess.run(
                 command,
                 input=stdin,
@@ -115,18 +126,20 @@ class _Bench:
                 timeout=TIMEOUT_S,
                 check=False,
             )
-            out.seek(0)
-            err.seek(0)
-            stdout, stderr = out.read(), err.read()
+        stdout = out_path.read_text(errors="replace")
         if ok and done.returncode != 0:
-            lines = (stderr.strip() or stdout.strip()).splitlines() or ["no message"]
-            raise SmokeFailure(
-                f"'{Path(command[0]).name}' exited with {done.returncode}: {lines[-1].strip()}"
-            )
+            told = log or err_path
+            errors = told.read_text(errors="replace") if told.exists() else ""
+            lines = (errors.strip() or stdout.strip()).splitlines() or ["no message"]
+            name = Path(command[0]).name
+            raise SmokeFailure(f"'{name}' exited with {done.returncode}: {lines[-1].strip()}")
         return stdout
 
-    def bundle(self) -> Path:
-        """A bundle whose container prints a proof with the system's own shell, bound read-only."""
+    def bundle(self, *command: str, annotations: Mapping[str, str] | None = None) -> Path:
+        """A bundle whose container has the system's own programs, bound read-only.
+
+        command: what it runs, by default it prints a proof.
+        """
         path = self.path / f"bundle-{secrets.token_hex(3)}"
         rootfs = path / "rootfs"
         (rootfs / "proc").mkdir(parents=True)
@@ -153,13 +166,14 @@ class _Bench:
             "ociVersion": "1.0.2",
             "process": {
                 "user": {"uid": 0, "gid": 0},
-                "args": ["/bin/sh", "-c", f"echo {_PROOF}"],
+                "args": command or ["/bin/sh", "-c", f"echo {_PROOF}"],
                 "env": ["PATH=/usr/bin:/bin"],
                 "cwd": "/",
             },
             "root": {"path": "rootfs"},
             "hostname": "smoke",
             "mounts": mounts,
+            "annotations": annotations or {},
             "linux": {
                 "cgroupsPath": f"/torpor-{path.name}",
                 "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
@@ -220,6 +234,28 @@ def _oci(bench: _Bench, program: Path | None, *options: str) -> str:
     return "ran a container"
 
 
+def _runc(bench: _Bench) -> str:
+    runc = _required(bench.tools.runc)
+    message = _oci(bench, runc)
+    if bench.images_path is None:
+        return f"{message}; it could not dump one, because criu does not work"
+    settings = bench.path / "runc-criu.conf"
+    settings.write_text("network-lock nftables\n")  # the default needs the program iptables-restore
+    bundle = bench.bundle("/bin/sleep", "1000", annotations={"org.criu.config": str(settings)})
+    log = bench.path / "runc.log"
+    command = (runc, f"--root={bench.path / 'runc-state'}", f"--log={log}")
+    places = ("--image-path", bench.path / "runc-images", "--work-path", bench.path / "runc-work")
+    try:
+        bench.call(*command, "run", "--detach", "--bundle", bundle, bundle.name, log=log)
+        bench.call(*command, "checkpoint", *places, bundle.name, log=log)
+        bench.call(*command, "restore", "--detach", *places, "--bundle", bundle, bundle.name, log=log)
+        status = json.loads(bench.call(*command, "state", bundle.name)).get("status")
+        _expect(status == "running", f"a restored container is {status}")
+    finally:
+        bench.call(*command, "delete", "--force", bundle.name, ok=False)
+    return f"{message}, dumped one and restored it"
+
+
 def _runsc(bench: _Bench) -> str:
     options = ("--network=none", "--ignore-cgroups", "--platform=systrap")
     return _oci(bench, bench.tools.runsc, *options)
@@ -275,7 +311,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
                 _expect(time.monotonic() < deadline, f"it did not answer: {failure}")
                 time.sleep(0.05)
         out = bench.call(
-            *(ctr, "--address", socket, "--namespace", "torpor-smoke", "run", "--rm", "--rootfs"),
+            *(ctr, "--address", socket, "--namespace", "torpor-smoke", "run", "--rm"),
+            *("--cgroup", f"/torpor-{bundle.name}", "--rootfs"),
             *(*mounts, bundle / "rootfs", bundle.name, "/bin/sh", "-c", f"echo {_PROOF}"),
         )
         _expect(_PROOF in out, f"its container printed {out.strip()!r}")
@@ -359,7 +396,7 @@ def _cni(bench: _Bench) -> str:
 _SMOKE: dict[str, Callable[[_Bench], str]] = {
     "criu": _criu,
     "pycriu": _pycriu,
-    "runc": lambda bench: _oci(bench, bench.tools.runc),
+    "runc": _runc,
     "runsc": _runsc,
     "crun": lambda bench: _oci(bench, bench.tools.crun),
     "containerd": _containerd,

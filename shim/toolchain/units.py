@@ -16,7 +16,7 @@ class Unit:
     trees: folder in the package to folder in PREFIX. opened: libraries that the programs open by name at run
     time. minimum: the oldest version of the first program that
     will do, None where any will. why: what the minimum is for. version_args: make that program tell its
-    version.
+    version; empty if it cannot.
     """
 
     name: str
@@ -116,6 +116,7 @@ UNITS: tuple[Unit, ...] = (
         suite=FORKY,
         packages=("checkpointctl",),
         programs=(("usr/bin/checkpointctl", "checkpointctl"),),
+        version_args=(),
     ),
     Unit(
         name="nft",
