@@ -38,6 +38,7 @@ def place(tag: str) -> Iterator[Path]:
     path.mkdir(mode=0o711)
     yield path
     leaks.unmount(tag)
+    leaks.remove_cgroups(tag)
     shutil.rmtree(path)
 
 

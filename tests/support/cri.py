@@ -256,7 +256,7 @@ class Container:
         return int(self.status().exit_code)
 
     def checkpoint(self, archive: Path) -> Path:
-        """CheckpointContainer into `archive`, as kubelet's checkpoint API asks for it. Raises grpc.RpcError."""
+        """CheckpointContainer into `archive`, as kubelet's checkpoint API does. Raises grpc.RpcError."""
         request = api.CheckpointContainerRequest(container_id=self.id, location=str(archive), timeout=60)
         self.cri.call("CheckpointContainer", request)
         return archive

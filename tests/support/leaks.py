@@ -25,8 +25,8 @@ TAG_VARIABLE = "TORPOR_TEST_TAG"
 class Watch:
     """Remembers what is there when it is made; `leaks` says what has come since and did not go.
 
-    tag: the session's word. state_paths, staging_paths: directories whose entries must be gone again: torpor's
-    per-container state, the store's staging area.
+    tag: the session's word. state_paths, staging_paths: directories whose entries must be gone again:
+    torpor's per-container state, the store's staging area.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def mounts(tag: str) -> list[str]:
 
 
 def cgroups(tag: str) -> list[Path]:
-    """Control groups of every hierarchy that have the tag in their path, deepest first; frozen ones say so."""
+    """Control groups of every hierarchy that have the tag in their path, deepest first."""
     found: list[Path] = []
     for hierarchy in _hierarchies():
         for folder, names, _ in os.walk(hierarchy):

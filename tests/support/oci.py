@@ -1,4 +1,7 @@
-"""OCI image layouts as tar files, as `ctr images import` reads them."""
+"""OCI image layouts as tar files, as `ctr images import` reads them.
+
+An image is a root filesystem of `rootfs` and the programs of tests/workloads, as /workloads.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import json
 import os
 import platform
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.rootfs import CACHE, rootfs
+from tests.support.rootfs import CACHE, CHECKOUT, rootfs
+
+WORKLOADS = CHECKOUT / "tests" / "workloads"
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 # Reaps what is left to it in a shared pid namespace and ends at once on SIGTERM, as a pause container must.
@@ -35,22 +40,25 @@ def layout(name: str) -> Path:
     """A tar of an OCI layout with one image, built if it is not cached."""
     base, argv = IMAGES[name]
     root = rootfs(base)
-    key = hashlib.sha256(repr((root.name, argv, reference(name))).encode()).hexdigest()[:16]
+    programs = {path.name: path.read_bytes() for path in sorted(WORKLOADS.glob("*.py"))}
+    key = hashlib.sha256(repr((root.name, argv, reference(name), programs)).encode()).hexdigest()[:16]
     target = CACHE / f"{name}-{key}.oci.tar"
     with (CACHE / "layout.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             scratch = target.with_suffix(f".{os.getpid()}")
-            _write(scratch, root, argv, reference(name))
+            _write(scratch, root, argv, programs, reference(name))
             scratch.rename(target)
     return target
 
 
-def _write(target: Path, root: Path, argv: Sequence[str], name: str) -> None:
+def _write(target: Path, root: Path, argv: Sequence[str], programs: Mapping[str, bytes], name: str) -> None:
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for entry in sorted(root.iterdir()):
             tar.add(entry, arcname=entry.name)
+        for file, program in programs.items():
+            _add(tar, f"workloads/{file}", program)
     content = layer.getvalue()
     config = {
         "architecture": ARCHITECTURES[platform.machine()],

@@ -29,10 +29,11 @@ class Podman:
         (path / "registries.conf").write_text("")
         (path / "storage.conf").write_text('[storage]\ndriver = "overlay"\n')
         (path / "containers.conf").write_text(
-            f'[engine]\nconmon_path = ["{tool("conmon")}"]\n[network]\nnetwork_config_dir = "{path}/net"\n'
+            f'[engine]\nconmon_path = ["{tool("conmon")}"]\nhelper_binaries_dir = ["{tool("netavark").parent}"]\n'
+            f'[network]\nnetwork_config_dir = "{path}/net"\n'
         )
         archive = oci.layout("busybox")
-        self("load", "--input", archive)
+        self("load", f"--signature-policy={path}/policy.json", "--input", archive)
 
     def __call__(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run podman."""

@@ -1,10 +1,10 @@
 """A small service for tests, with state of every common kind: service.py PORT MIB.
 
-Keeps MIB mebibytes of pseudo-random memory, a file in /data open for appending and reading, a pipe with unread
-bytes, and a listening TCP socket. Answers one line per request line:
-`count` (goes up by one), `sum` (sha256 of the memory), `file` (the open file's reading position and size),
-`write WORD` (appends to the file), `pipe` (takes what lies in the pipe, puts the count in), `clients` (how many
-connections are open), `where` (hostname), `crash`.
+Keeps MIB mebibytes of pseudo-random memory, a file in /data open for appending and reading, a pipe with
+unread bytes, and a listening TCP socket. Answers one line per request line: `count` (goes up by one), `sum`
+(sha256 of the memory), `file` (the open file's reading position and size), `write WORD` (appends to the file),
+`pipe` (takes what lies in the pipe, puts the count in), `clients` (how many connections are open), `where`
+(hostname), `crash`.
 """
 
 import hashlib
