@@ -58,13 +58,18 @@ class Stopwatch:
         return time.monotonic() - self.begun
 
 
+def encode(timings: Timings) -> bytes:
+    """What a timings.json holds."""
+    return msgspec.json.format(msgspec.json.encode(timings), indent=2) + b"\n"
+
+
 def record(store_path: Path, timings: Timings) -> Path:
     """Keep a timings.json in the store's history, newest 1,000; return its path."""
     directory = store_path / "timings"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     stamp = timings.started.replace(":", "").replace("-", "").replace(".", "")
     path = directory / f"{stamp}-{timings.operation}-{timings.container_id[:64]}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(timings), indent=2) + b"\n")
+    path.write_bytes(encode(timings))
     path.chmod(0o600)
     for old in sorted(directory.iterdir())[:-N_KEPT]:
         old.unlink(missing_ok=True)

@@ -1,0 +1,266 @@
+"""Taking a checkpoint: memory by the engine, the root file system beside it, and what neither records.
+
+The same steps serve a runtime caller's `checkpoint` (its directory) and `torpor checkpoint` (the store). The
+root file system is read while the engine keeps the tasks frozen, so memory and disk are of one instant. An
+image that is to stop its source is complete and on disk before the source may die.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engines import registry
+from engines.api import (
+    CheckpointEngine,
+    CheckpointRequest,
+    DumpStats,
+    EngineSettings,
+    NotSupported,
+    Phase,
+    PhaseInfo,
+)
+from shim import annotations, bundle, log, state
+from shim.config import Config
+from shim.errors import ShimError
+from shim.images import layout, rootfs
+from shim.images.documents import encode_needs
+from shim.images.host import read_host
+from shim.images.manifest import Manifest, Program, Rootfs, Use, build_manifest, source_of
+from shim.images.seal import write_file
+from shim.images.spec import parse
+from shim.timing import Stopwatch, Timings
+from shim.version import VERSION
+
+WORK = "work"  # below a container's state directory: the engine's logs and statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The container that falls asleep.
+
+    root: the runtime's --root. directory: torpor's state of it. settings: of its engine.
+    """
+
+    container_id: str
+    root: str
+    directory: Path
+    bundle_path: Path
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to do with it.
+
+    image_path: where the engine writes. extras_path: where torpor's own files go. work_path: where the
+    engine's log and statistics are left, None for nowhere. rootfs: one that is no overlay is
+    refused, copied whole, or left to the caller. use: recorded in the manifest.
+    """
+
+    image_path: Path
+    extras_path: Path
+    leave_running: bool
+    work_path: Path | None = None
+    rootfs: Literal["overlay", "full-copy", "if-overlay"] = "overlay"
+    use: Use | None = None
+    engine: str | None = None
+    extra_args: tuple[str, ...] = ()
+    parent_path: Path | None = None
+
+
+Finish = Callable[[Manifest], None]
+
+
+def choose_engine(source: Source, config: Config, spec: bundle.Spec, named: str | None) -> CheckpointEngine:
+    """The engine for a dump: named on the command line, by annotation, in config.toml, else the default.
+
+    Raises EngineUnavailable, AdmissionRefused.
+    """
+    wish = annotations.read(spec, foreign=False)
+    return registry.choose(source.settings, named or wish.engine or config.engine)
+
+
+def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tuple[Manifest, Timings]:
+    """Checkpoint a container.
+
+    finish: makes the complete image durable under its name, given the manifest; it is called before a source
+    that is to stop may die, and after one that is to run on was thawed. If anything fails, `finish` included,
+    the container runs on as before and what was written is removed.
+    Raises EngineError, ShimError.
+    """
+    watch = Stopwatch()
+    spec_data = (source.bundle_path / bundle.CONFIG).read_bytes()
+    spec = bundle.read_spec(source.bundle_path)
+    with state.locked(source.directory, wait_s=5.0, create=True):
+        try:
+            engine = choose_engine(source, config, spec, wanted.engine)
+            if wanted.leave_running and "leave-running" not in engine.capabilities:
+                raise NotSupported(
+                    f"could not checkpoint container '{source.container_id}': engine {engine.name} cannot "
+                    "leave it running; stop it instead",
+                    after="running",
+                )
+            job = _Job(source, wanted, engine, spec, spec_data, finish, watch)
+            stats = job.run(config.checkpoint_timeout_s)
+        except BaseException:
+            _leave_logs(source.directory, wanted)
+            raise
+        _leave_logs(source.directory, wanted)
+        if state.load(source.directory) is None:
+            state.remove(source.directory)
+    timings = Timings(
+        operation="checkpoint",
+        container_id=source.container_id,
+        engine=engine.name,
+        image=str(wanted.image_path),
+        started=job.started,
+        total_s=watch.total_s,
+        phases=watch.phases,
+        image_bytes=stats.image_bytes,
+        dump=stats,
+    )
+    return job.sealed(), timings
+
+
+def _leave_logs(directory: Path, wanted: Wanted) -> None:
+    """Put the engine's log and statistics where the caller looks for them."""
+    if wanted.work_path is None:
+        return
+    wanted.work_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in (layout.DUMP_LOG, layout.STATS_DUMP):
+        if (directory / WORK / name).is_file():
+            shutil.copyfile(directory / WORK / name, wanted.work_path / name)
+
+
+class _Job:
+    """One checkpoint at work: the engine in this thread, the root file system in another."""
+
+    def __init__(
+        self,
+        source: Source,
+        wanted: Wanted,
+        engine: CheckpointEngine,
+        spec: bundle.Spec,
+        spec_data: bytes,
+        finish: Finish,
+        watch: Stopwatch,
+    ) -> None:
+        self.source = source
+        self.wanted = wanted
+        self.engine = engine
+        self.spec_data = spec_data
+        self.finish = finish
+        self.watch = watch
+        self.started = log.now()
+        self.mount_points = tuple(mount["destination"] for mount in spec.get("mounts") or ())
+        self.rootfs_view = rootfs.find_rootfs(source.bundle_path, str(bundle.rootfs_path(Path(), spec)))
+        self._rootfs: Rootfs | None = None
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._manifest: Manifest | None = None
+
+    def run(self, timeout_s: float) -> DumpStats:
+        """Dump, and undo on failure what lies beside the engine's part."""
+        if self.rootfs_view.kind == "directory" and self.wanted.rootfs == "overlay":
+            raise NotSupported(
+                f"could not checkpoint container '{self.source.container_id}': its root file system "
+                f"{self.rootfs_view.path} is a plain directory, so what the container changed cannot be told "
+                "from what it was given; use an overlay, or --full-copy",
+                after="running",
+            )
+        try:
+            with self.watch.phase("engine"):
+                stats = self.engine.checkpoint(
+                    CheckpointRequest(
+                        container_id=self.source.container_id,
+                        bundle_path=self.source.bundle_path,
+                        image_path=self.wanted.image_path,
+                        timeout_s=timeout_s,
+                        parent_path=self.wanted.parent_path,
+                        leave_running=self.wanted.leave_running,
+                        on_phase=self._on_phase,
+                        extra_args=self.wanted.extra_args,
+                    )
+                )
+            if self.wanted.leave_running:
+                self._complete()
+        except BaseException:
+            self._join()
+            shutil.rmtree(self.wanted.extras_path, ignore_errors=True)
+            raise
+        return stats
+
+    def sealed(self) -> Manifest:
+        """The manifest, once the checkpoint is complete."""
+        if self._manifest is None:
+            raise ShimError(f"the checkpoint of '{self.source.container_id}' is not complete")
+        return self._manifest
+
+    def _on_phase(self, phase: Phase, info: PhaseInfo) -> None:
+        del info
+        # Not earlier: the engine wants its directory empty, and this may lie in it.
+        self.wanted.extras_path.mkdir(mode=0o700, exist_ok=True)
+        if phase == "frozen":
+            self._thread = threading.Thread(target=self._copy_rootfs, name="rootfs")
+            self._thread.start()
+        elif phase == "dumped":
+            if self._thread is None:
+                self._copy_rootfs()
+            with self.watch.phase("wait_for_rootfs"):
+                self._join()
+            if self._failure is not None:
+                raise self._failure
+            if not self.wanted.leave_running:
+                self._complete()
+
+    def _copy_rootfs(self) -> None:
+        if self.rootfs_view.kind == "directory" and self.wanted.rootfs == "if-overlay":
+            return
+        try:
+            with self.watch.phase("rootfs"):
+                self._rootfs = rootfs.write_diff(
+                    self.rootfs_view,
+                    self.wanted.extras_path,
+                    mount_points=self.mount_points,
+                    full_copy=self.wanted.rootfs == "full-copy",
+                ).rootfs
+        except BaseException as error:
+            self._failure = error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _complete(self) -> None:
+        """Everything that must be true before the image counts: needs told, manifest written, all on disk."""
+        extras_path = self.wanted.extras_path
+        with self.watch.phase("inspect"):
+            needs = self.engine.inspect(self.wanted.image_path)
+        write_file(extras_path / layout.NEEDS, encode_needs(needs))
+        write_file(extras_path / layout.SPEC_DUMP, self.spec_data)
+        spec = parse(self.spec_data)
+        runtime = self.source.settings.runtime_path
+        self._manifest = build_manifest(
+            spec_data=self.spec_data,
+            source=source_of(spec, container_id=self.source.container_id),
+            engine=Program(name=self.engine.name, version=needs.image_version),
+            runtime=Program(name=runtime.name, version=_version(runtime)),
+            torpor_version=VERSION,
+            leave_running=self.wanted.leave_running,
+            rootfs=self._rootfs or Rootfs(kind="none"),
+            host=read_host(),
+            use=self.wanted.use,
+            timings=dict(self.watch.phases),
+        )
+        with self.watch.phase("commit"):
+            self.finish(self._manifest)
+
+
+def _version(runtime_path: Path) -> str:
+    first = bundle.ask_runtime(runtime_path, (), "--version").stdout.partition("\n")[0]
+    return first.rpartition(" ")[2]

@@ -1,0 +1,44 @@
+"""`torpor audit`: who checkpointed, restored or was refused what."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from shim.cli.node import this_node
+
+
+@click.command("audit")
+@click.option(
+    "-n", "count", type=click.IntRange(1), default=20, show_default=True, help="How many, newest last."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the lines as they are, one JSON object each.")
+def command(count: int, as_json: bool) -> None:
+    """Show the newest entries of this node's audit log."""
+    path = this_node().config.store_path / "audit.log"
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()[-count:]
+    except FileNotFoundError:
+        lines = []
+    if as_json:
+        click.echo("\n".join(lines))
+        return
+    table = Table(box=None, header_style="bold")
+    for heading in ("TIME", "EVENT", "CONTAINER", "IMAGE", "BY", "VERDICT"):
+        table.add_column(heading, overflow="fold")
+    for line in lines:
+        entry: dict[str, Any] = json.loads(line)
+        who = entry.get("who") or {}
+        table.add_row(
+            entry.get("time", ""),
+            entry.get("event", ""),
+            str(entry.get("container", "")),
+            str(entry.get("image", "")),
+            f"{who.get('program', '')}[{who.get('pid', '')}]",
+            str(entry.get("verdict", "")),
+        )
+    Console().print(table)

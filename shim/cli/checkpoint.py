@@ -1,0 +1,143 @@
+"""`torpor checkpoint`: put a running container to sleep in the local store."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from shim import bundle, log, timing
+from shim.checkpoint import Source, Wanted, take
+from shim.cli.node import this_node
+from shim.errors import ShimError, UsageError
+from shim.images import layout
+from shim.images.layout import CHECKPOINT, parse_reference
+from shim.images.manifest import Manifest, source_of
+from shim.images.seal import write_file
+from shim.images.spec import parse
+from shim.verbs.context import engine_settings
+
+
+@click.command("checkpoint")
+@click.argument("container")
+@click.option("--name", required=True, help="Name of the checkpoint image in the store.")
+@click.option(
+    "--namespace", help="Namespace of the image; by default that of the container's pod, else none."
+)
+@click.option("--root", help="State directory of the caller's runtime; looked for if not given.")
+@click.option("--stop", is_flag=True, help="The container ends with the checkpoint; by default it runs on.")
+@click.option(
+    "--use",
+    type=click.Choice(["clone", "move"]),
+    help="May the image be restored again and again (clone) "
+    "or only once (move)? By default move with --stop, else clone.",
+)
+@click.option(
+    "--engine", help="Checkpoint engine; by default what the container's annotation or the node says."
+)
+@click.option("--full-copy", is_flag=True, help="Copy a root file system whole that is no overlay.")
+@click.option("--replace", is_flag=True, help="Replace an image of the same name.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def command(
+    container: str,
+    name: str,
+    namespace: str | None,
+    root: str | None,
+    stop: bool,
+    use: str | None,
+    engine: str | None,
+    full_copy: bool,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Checkpoint CONTAINER (its id, or the beginning of it) into the local image store.
+
+    The container stands still while its memory is copied; then it runs on, or ends with --stop. Wake it up in
+    a new container with the annotation torpor.dev/restore-from, or with `torpor restore`.
+
+    \b
+      torpor checkpoint 3f2a --name web-warm
+      torpor checkpoint 3f2a --name job-7 --stop
+    """
+    node = this_node()
+    where, found = node.find_container(container, root)
+    if found.status not in {"running", "paused"}:
+        raise ShimError(
+            f"could not checkpoint container '{found.container_id}': it is {found.status}, not running"
+        )
+    config = node.config
+    spec = parse((found.bundle_path / bundle.CONFIG).read_bytes())
+    if namespace is None:
+        namespace = source_of(spec, container_id=found.container_id).pod_namespace
+    reference = parse_reference(name, namespace=namespace)
+    if reference.digest:
+        raise UsageError("a new image gets its digest from its content; give a name without '@'")
+    directory = node.directory(where, found.container_id)
+    source = Source(
+        container_id=found.container_id,
+        root=where,
+        directory=directory,
+        bundle_path=found.bundle_path,
+        settings=engine_settings(config, node.tools, where, directory),
+    )
+    store = node.store
+    store.recover()
+    digest = ""
+    with Console(stderr=True).status(f"checkpointing {found.container_id}"), store.staging() as staged:
+
+        def commit(manifest: Manifest) -> None:
+            nonlocal digest
+            digest = store.commit(staged, reference, manifest=manifest, replace=replace).digest
+
+        wanted = Wanted(
+            image_path=staged / CHECKPOINT,
+            extras_path=staged,
+            leave_running=not stop,
+            rootfs="full-copy" if full_copy else "overlay",
+            use="move" if use == "move" else "clone" if use == "clone" else None,
+            engine=engine,
+        )
+        try:
+            _, timings = take(source, config, wanted, commit)
+        except Exception as error:
+            log.audit(
+                config.store_path,
+                "checkpoint",
+                container=found.container_id,
+                image=str(reference),
+                verdict=f"failed: {error}",
+            )
+            raise
+    image = store.resolve(reference)
+    timing.record(config.store_path, timings)
+    write_file(image.path / layout.TIMINGS, timing.encode(timings))
+    log.audit(
+        config.store_path,
+        "checkpoint",
+        container=found.container_id,
+        image=str(reference),
+        digest=digest,
+        verdict="stopped" if stop else "left running",
+    )
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "image": str(reference),
+                    "digest": digest,
+                    "bytes": image.n_bytes,
+                    "total_s": timings.total_s,
+                    "phases": timings.phases,
+                },
+                indent=2,
+            )
+        )
+        return
+    dump = timings.dump
+    frozen = f", frozen {dump.frozen_s:.3f} s" if dump and dump.frozen_s else ""
+    click.echo(f"{reference}@{digest}")
+    click.echo(
+        f"{image.n_bytes / 2**20:.1f} MiB in {timings.total_s:.3f} s{frozen}; "
+        f"the container {'has ended' if stop else 'runs on'}"
+    )

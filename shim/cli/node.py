@@ -1,0 +1,121 @@
+"""What the commands know of the node they run on: its settings, and where a container is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from shim import bundle, entry
+from shim.config import Config, load
+from shim.errors import ShimError, UsageError
+from shim.images.store import Store
+from shim.toolchain.find import Tools, find_tools
+
+SYSTEM_CONF = Path("/etc/torpor/runtime.conf")
+
+ROOTS = (
+    "/run/containerd/runc",
+    "/run/containerd-runc",
+    "/run/runc",
+    "/run/crio/runc",
+    "/run/user/0/runc",
+    "/var/run/docker/runtime-runc",
+)
+"""Where callers keep runc's state: the directory itself, or one directory below it for each namespace."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """This node. conf_path: its runtime.conf, None if it has none yet."""
+
+    conf_path: Path | None
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The hot settings; without a runtime.conf, the runc that the toolchain or the system has."""
+        settings = entry.read_settings(str(self.conf_path)) if self.conf_path else {}
+        if not settings.get("RUNTIME"):
+            tools = find_tools()
+            if tools.runc is None:
+                raise ShimError("could not find runc on this node; run `torpor toolchain install`")
+            settings = {"TOOLS": str(tools.prefix), **settings, "RUNTIME": str(tools.runc)}
+        return settings
+
+    @cached_property
+    def config(self) -> Config:
+        """What the settings mean."""
+        return load(self.settings)
+
+    @cached_property
+    def tools(self) -> Tools:
+        """The tools of this node."""
+        return find_tools(self.config.tools_path)
+
+    @cached_property
+    def store(self) -> Store:
+        """The checkpoint image store of this node."""
+        return Store(self.config.store_path)
+
+    def directory(self, root: str, container_id: str) -> Path:
+        """Where torpor keeps its state of a container."""
+        try:
+            return Path(entry.container_dir(self.settings, root, container_id))
+        except ValueError as error:
+            raise UsageError(f"could not use the container id: {error}") from None
+
+    def find_container(self, name: str, root: str | None) -> tuple[str, bundle.RuntimeState]:
+        """A container by its id, or by an unambiguous beginning of it.
+
+        root: the runtime's --root, None to look in every place that callers use. Returns the root and what
+        the runtime says. Raises ShimError if there is none or more than one.
+        """
+        found = [
+            (where, entry_path.name)
+            for where in ([root] if root else _roots())
+            for entry_path in _containers(Path(where))
+            if entry_path.name.startswith(name)
+        ]
+        exact = [candidate for candidate in found if candidate[1] == name]
+        candidates = exact or found
+        if not candidates:
+            where = f"under {root}" if root else f"under any of {', '.join(ROOTS)}; give its --root"
+            raise ShimError(f"could not find container '{name}' {where}")
+        if len(candidates) > 1:
+            listed = ", ".join(f"{container} ({where})" for where, container in candidates[:4])
+            raise ShimError(
+                f"'{name}' fits {len(candidates)} containers: {listed}; give more of the id, or --root"
+            )
+        where, container_id = candidates[0]
+        return where, bundle.runtime_state(self.config.runtime_path, where, container_id)
+
+
+def this_node() -> Node:
+    """The node that TORPOR_CONF, this installation or the system describes, in this order."""
+    given = os.environ.get("TORPOR_CONF")
+    if given:
+        if not Path(given).is_file():
+            raise UsageError(f"TORPOR_CONF names {given}, which is no file")
+        return Node(Path(given))
+    own = Path(sys.prefix) / "etc" / "torpor" / "runtime.conf"
+    return Node(next((path for path in (own, SYSTEM_CONF) if path.is_file()), None))
+
+
+def _containers(root: Path) -> list[Path]:
+    try:
+        return sorted(path for path in root.iterdir() if (path / "state.json").is_file())
+    except OSError:
+        return []
+
+
+def _roots() -> list[str]:
+    roots: list[str] = []
+    for place in map(Path, ROOTS):
+        roots.append(str(place))
+        try:
+            roots += [str(path) for path in sorted(place.iterdir()) if path.is_dir()]
+        except OSError:
+            continue
+    return roots

@@ -1,0 +1,127 @@
+"""`torpor restore`: wake a container up without a runtime caller."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from shim import bundle, log, restore, state
+from shim.annotations import Wish
+from shim.cli.node import Node, this_node
+from shim.errors import ShimError
+from shim.images.layout import parse_reference
+from shim.verbs.context import engine_settings
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@click.command("restore")
+@click.argument("image")
+@click.option(
+    "--bundle",
+    "bundle_path",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="OCI bundle of the new container: config.json and the root file system of the dumped one.",
+)
+@click.option("--id", "container_id", help="Id of the new container; by default that of the dumped one.")
+@click.option("--root", default="/run/runc", show_default=True, help="State directory of the runtime.")
+@click.option("--use", type=click.Choice(["clone", "move"]), help="Overrides what the image says of itself.")
+@click.option(
+    "--keep-tcp", is_flag=True, help="Keep established TCP connections; the bundle must have the old address."
+)
+@click.option("--detach", "-d", is_flag=True, help="Return when the container runs.")
+@click.option(
+    "--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), help="Output goes to this file."
+)
+@click.option("--dry-run", is_flag=True, help="Only say whether the image may and can be restored.")
+def command(
+    image: str,
+    bundle_path: Path,
+    container_id: str | None,
+    root: str,
+    use: str | None,
+    keep_tcp: bool,
+    detach: bool,
+    log_path: Path | None,
+    dry_run: bool,
+) -> None:
+    """Restore IMAGE ([NAMESPACE/]NAME[@DIGEST]) into a new container made from a bundle.
+
+    Without --detach the container's output is shown, and its exit status is the command's.
+
+    \b
+      torpor restore job-7 --bundle /srv/job-7
+    """
+    node = this_node()
+    found = node.store.resolve(parse_reference(image, namespace=""))
+    name = container_id or found.manifest.source.container_id
+    spec = bundle.read_spec(bundle_path)
+    if dry_run:
+        findings = restore.admit(node.config, spec, found.needs, found.manifest, what=str(found.reference))
+        node.store.verify(found, pages=True)
+        for finding in findings:
+            click.echo(f"{finding.severity:8} {finding.rule}: {finding.message}")
+        click.echo(f"{found.reference} can be restored into {bundle_path} on this node")
+        return
+    if found.manifest.terminal:
+        raise ShimError(
+            f"could not restore image '{found.reference}': it has a terminal, which needs a caller with a "
+            "console socket; restore it under containerd, CRI-O or Podman"
+        )
+    directory = node.directory(root, name)
+    target = restore.Target(
+        container_id=name,
+        root=root,
+        directory=directory,
+        bundle_path=bundle_path.resolve(),
+        settings=engine_settings(node.config, node.tools, root, directory),
+    )
+    wish = Wish(
+        restore_from=image,
+        use="move" if use == "move" else "clone" if use == "clone" else None,
+        network="keep" if keep_tcp else None,
+    )
+    if not detach and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise ShimError("could not become the parent of the container; use --detach")
+    _redirect(detach, log_path)
+    with state.locked(directory, wait_s=1.0, create=True):
+        if state.load(directory) is not None:
+            raise ShimError(
+                f"could not restore container '{name}': torpor has one of this id; see `torpor ps`"
+            )
+        held, _ = restore.at_create(node.config, node.store, found, target, spec, wish)
+    log.audit(node.config.store_path, "restore", container=name, image=held.image, verdict="held")
+    pid = bundle.runtime_state(node.config.runtime_path, root, name).pid
+    restore.start(node.config, node.store, name, directory, target.settings)
+    if not detach:
+        sys.exit(_wait(node, root, name, pid, directory))
+
+
+def _redirect(detach: bool, log_path: Path | None) -> None:
+    """Give the container, which inherits them, its standard descriptors."""
+    if detach or log_path:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if log_path else null
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+
+
+def _wait(node: Node, root: str, name: str, pid: int, directory: Path) -> int:
+    """Pass signals on until the container ends; then remove it. Returns its exit status as a shell tells it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda got, _: os.kill(pid, got))
+    while True:
+        child, status = os.wait()
+        if child == pid:
+            break
+    bundle.ask_runtime(node.config.runtime_path, ("--root", root), "delete", "--force", name)
+    state.remove(directory)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,122 @@
+"""checkpoint, as runtime callers ask for it: into their directory, with torpor's files beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engines.api import CheckpointRequest
+from shim import bundle, log, timing
+from shim.checkpoint import Source, Wanted, choose_engine, take
+from shim.errors import ShimError, UsageError
+from shim.images import layout
+from shim.images.manifest import Manifest
+from shim.images.seal import seal, write_file
+from shim.verbs.context import Context
+
+# What torpor decides itself, or what has a field of its own in the request.
+_OURS = frozenset(
+    {
+        "image-path",
+        "work-path",
+        "leave-running",
+        "tcp-established",
+        "tcp-skip-in-flight",
+        "pre-dump",
+        "parent-path",
+        "manage-cgroups-mode",
+    }
+)
+_CANNOT = {
+    "lazy-pages": "the memory would stay with the source",
+    "page-server": "the memory would go elsewhere and the image would be incomplete",
+    "status-fd": "nobody would hear of the page server",
+}
+
+
+def serve(context: Context) -> int | None:
+    """Checkpoint into --image-path. Raises ShimError, EngineError; then the container runs as before."""
+    options = context.call.options
+    container_id = context.container_id
+    for name, why in _CANNOT.items():
+        if name in options:
+            raise UsageError(
+                f"could not checkpoint container '{container_id}' with --{name}: {why}; leave it out"
+            )
+    found = bundle.runtime_state(context.config.runtime_path, context.call.root, container_id)
+    if found.status not in {"running", "paused"}:
+        raise ShimError(f"could not checkpoint container '{container_id}': it is {found.status}, not running")
+    image_path = Path(options.get("image-path") or "checkpoint").absolute()
+    image_path.parent.mkdir(parents=True, exist_ok=True)
+    work_path = Path(options["work-path"]).absolute() if options.get("work-path") else image_path
+    source = Source(
+        container_id=container_id,
+        root=context.call.root,
+        directory=context.directory,
+        bundle_path=found.bundle_path,
+        settings=context.engine_settings,
+    )
+    if "pre-dump" in options:
+        return _pre_dump(context, source, image_path)
+    extras_path = image_path / layout.EXTRAS
+    wanted = Wanted(
+        image_path=image_path,
+        extras_path=extras_path,
+        work_path=work_path,
+        leave_running="leave-running" in options,
+        rootfs="if-overlay",
+        extra_args=_extra_args(context),
+        parent_path=_parent(context, image_path),
+    )
+
+    def finish(manifest: Manifest) -> None:
+        seal(manifest, checkpoint_path=image_path, extras_path=extras_path)
+
+    try:
+        _, timings = take(source, context.config, wanted, finish)
+    except Exception as error:
+        _audit(context, image_path, f"failed: {error}")
+        raise
+    write_file(extras_path / layout.TIMINGS, timing.encode(timings))
+    timing.record(context.config.store_path, timings)
+    _audit(context, image_path, "left running" if wanted.leave_running else "stopped")
+    return 0
+
+
+def _pre_dump(context: Context, source: Source, image_path: Path) -> int:
+    spec = bundle.read_spec(source.bundle_path)
+    engine = choose_engine(source, context.config, spec, None)
+    engine.pre_dump(
+        CheckpointRequest(
+            container_id=source.container_id,
+            bundle_path=source.bundle_path,
+            image_path=image_path,
+            timeout_s=context.config.checkpoint_timeout_s,
+            parent_path=_parent(context, image_path),
+        )
+    )
+    _audit(context, image_path, "pre-dumped")
+    return 0
+
+
+def _parent(context: Context, image_path: Path) -> Path | None:
+    """Callers give the parent relative to the image directory, as CRIU does."""
+    given = context.call.options.get("parent-path")
+    return (image_path / given).resolve() if given else None
+
+
+def _extra_args(context: Context) -> tuple[str, ...]:
+    args: list[str] = []
+    for name, value in context.call.options.items():
+        if name not in _OURS:
+            args.append(f"--{name}={value}" if value else f"--{name}")
+    return tuple(args)
+
+
+def _audit(context: Context, image_path: Path, verdict: str) -> None:
+    log.audit(
+        context.config.store_path,
+        "checkpoint",
+        container=context.container_id,
+        image=str(image_path),
+        verdict=verdict,
+    )

@@ -1,0 +1,45 @@
+"""delete of a container that torpor restored, holds, or failed to restore."""
+
+from __future__ import annotations
+
+import shutil
+
+from shim import bundle, state
+from shim.errors import ShimError
+from shim.verbs.context import Context
+
+WAIT_S = 15.0
+
+
+def serve(context: Context) -> int | None:
+    """Delete the container, then forget it.
+
+    A held container counts as created, so it needs no --force. What a killed restore left behind (tasks,
+    mounts, network lock) is removed first; with --force a restore at work is interrupted.
+    """
+    force = "force" in context.call.options
+    directory = context.directory
+    if force:
+        state.interrupt(directory)
+    try:
+        with state.locked(directory, wait_s=WAIT_S if force else 1.0):
+            found = state.load(directory)
+            if found is not None and found.phase == "restoring":
+                context.engine(found.engine).undo(context.container_id)
+            held = found is not None and found.phase != "running"
+            flags = ("--force",) if force or held else ()
+            answer = bundle.ask_runtime(
+                context.config.runtime_path,
+                (*context.runtime_args, "--root", context.call.root),
+                "delete",
+                *flags,
+                context.container_id,
+            )
+            if answer.returncode and "does not exist" not in answer.stderr:
+                cause = answer.stderr.strip().rpartition("\n")[2]
+                raise ShimError(f"could not delete container '{context.container_id}': {cause}")
+            state.remove(directory)
+    except FileNotFoundError:
+        shutil.rmtree(directory, ignore_errors=True)
+        return None
+    return 0

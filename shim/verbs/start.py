@@ -1,0 +1,14 @@
+"""start of a restored container: an image that may be used once is consumed, then the tasks run."""
+
+from __future__ import annotations
+
+from shim import restore
+from shim.verbs.context import Context
+
+
+def serve(context: Context) -> int | None:
+    """Release a held container; None if it is not held. Raises ShimError, EngineError."""
+    started = restore.start(
+        context.config, context.store, context.container_id, context.directory, context.engine_settings
+    )
+    return 0 if started else None

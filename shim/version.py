@@ -1,0 +1,3 @@
+"""The version of torpor, as it is recorded in images."""
+
+VERSION = "0.1.0"
