@@ -15,6 +15,7 @@ OURS = (b"torpor.dev/", b"org.criu.")
 FOREIGN = (b"restore.criu.org/", b"grit.dev/")
 
 _HELD_VERBS = ("start", "state", "kill", "exec", "pause", "resume", "ps")
+_STOPPING_VERBS = ("state", "kill", "delete", "ps", "features")
 _SIGPIPE = 13
 _SIGXFSZ = 25
 
@@ -45,10 +46,15 @@ def main(conf: str, handler: str, runtime: str) -> None:
     sys.path.append(sys.path.pop(0))
     if "SITE" in settings:
         sys.path.append(settings["SITE"])
-    from shim.verbs.dispatch import serve
-
+    try:
+        from shim.verbs.dispatch import serve
+    except ImportError as error:
+        # A dependency is gone, say after an upgrade of Python. What stops containers must work all the same.
+        if call.verb in _STOPPING_VERBS:
+            hand_over(runtime, argv)
+        sys.exit(_fail(f"could not {call.verb} a container: {error}; install torpor again", call))
     status = serve(call, settings)
-    if status is None:  # after a closer look it is the runtime's own business
+    if status is None:
         hand_over(runtime, argv)
     sys.exit(status)
 
@@ -108,14 +114,19 @@ def hand_over(runtime: str, argv: list[str]) -> None:
         # Not execve: C's own environment is the caller's to the byte, repeated and unnamed entries included.
         os.execv(runtime, [runtime, *argv])  # noqa: S606
     except OSError as error:
-        os.write(
-            2,
-            os.fsencode(
-                f"torpor-runtime: could not run runtime '{runtime}': {error.strerror};"
-                " set RUNTIME in runtime.conf, or run: torpor install\n"
-            ),
-        )
-    sys.exit(1)
+        cause = error.strerror
+    message = (
+        f"could not run runtime '{runtime}': {cause}; set its path in runtime.conf or run torpor install"
+    )
+    sys.exit(_fail(message, parse(argv)))
+
+
+def _fail(message: str, call: Call) -> int:
+    """Tell an error as the runtime's callers read it; the exit status."""
+    from shim.log import runtime_error
+
+    runtime_error(message, log_path=call.log, log_format=call.log_format)
+    return 1
 
 
 def _undo_locale_coercion() -> None:

@@ -87,7 +87,8 @@ def _sorted(words: list[str], table: dict[str, tuple[str, str]]) -> list[str]:
             value_next = False
             options.append(word)
         elif word == "--":
-            rest += words[index:]
+            options.append(word)  # here, so that nothing after it is read as an option
+            rest += words[index + 1 :]
             break
         elif known:
             options.append(word)
