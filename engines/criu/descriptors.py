@@ -125,7 +125,8 @@ def _path(reg: Message) -> str:
 def _file(reg: Message) -> FileNeed:
     return FileNeed(
         path=_path(reg),
-        size_bytes=int(reg.size) if reg.HasField("size") else -1,
+        # A file that is only appended to may have grown: CRIU restores it all the same.
+        size_bytes=int(reg.size) if reg.HasField("size") and not int(reg.flags) & os.O_APPEND else -1,
         mode=stat.S_IMODE(int(reg.mode)) if reg.HasField("mode") else -1,
         build_id=b"".join(struct.pack("<I", int(word) & 0xFFFFFFFF) for word in reg.build_id).hex(),
     )
