@@ -87,7 +87,7 @@ def mounts(tag: str) -> list[str]:
 def cgroups(tag: str) -> list[Path]:
     """Control groups of every hierarchy that have the tag in their path, deepest first."""
     found: list[Path] = []
-    for hierarchy in _hierarchies():
+    for hierarchy in hierarchies():
         for folder, names, _ in os.walk(hierarchy):
             found += [Path(folder) / name for name in names if tag in f"{folder}/{name}"]
     return sorted(found, key=lambda path: (-len(path.parts), str(path)))
@@ -106,7 +106,7 @@ def frozen_cgroups(tag: str) -> list[Path]:
 
 def remove_cgroup(name: str) -> None:
     """Remove the control group `name` (below the hierarchies' roots) as its maker does: it must be empty."""
-    for hierarchy in _hierarchies():
+    for hierarchy in hierarchies():
         with contextlib.suppress(OSError):
             (hierarchy / name.lstrip("/")).rmdir()
 
@@ -150,7 +150,8 @@ def _network_namespaces(tag: str) -> Iterator[str]:
                 yield path
 
 
-def _hierarchies() -> Iterable[Path]:
+def hierarchies() -> Iterable[Path]:
+    """The roots of the control group hierarchies: one with cgroup v2, one for each controller with v1."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     return [path for path in CGROUPS.iterdir() if path.is_dir() and not path.is_symlink()]

@@ -29,8 +29,11 @@ class Podman:
         (path / "registries.conf").write_text("")
         (path / "storage.conf").write_text('[storage]\ndriver = "overlay"\n')
         (path / "containers.conf").write_text(
-            f'[engine]\nconmon_path = ["{tool("conmon")}"]\nhelper_binaries_dir = ["{tool("netavark").parent}"]\n'
-            f'[network]\nnetwork_config_dir = "{path}/net"\n'
+            f"[engine]\n"
+            f'conmon_path = ["{tool("conmon")}"]\n'
+            f'helper_binaries_dir = ["{tool("netavark").parent}"]\n'
+            f"[network]\n"
+            f'network_config_dir = "{path}/net"\n'
         )
         archive = oci.layout("busybox")
         self("load", f"--signature-policy={path}/policy.json", "--input", archive)

@@ -13,7 +13,7 @@ from typing import Any
 from shim.launcher import base_python, write_launchers
 from tests.support.containers import CHECKOUT, PREFIX, SEARCH_PATH, command, tool
 
-RUNTIME_CONF_VARIABLE = "TORPOR_RUNTIME_CONF"
+CONF_VARIABLE = "TORPOR_CONF"
 
 
 class Torpor:
@@ -51,7 +51,7 @@ class Torpor:
     def __call__(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the `torpor` command on this installation."""
         program = Path(sys.executable).parent / "torpor"
-        environment = {**os.environ, RUNTIME_CONF_VARIABLE: str(self.conf_path), "PATH": SEARCH_PATH}
+        environment = {**os.environ, CONF_VARIABLE: str(self.conf_path), "PATH": SEARCH_PATH}
         return command(program, *words, check=check, env=environment)
 
     def json(self, *words: str | Path) -> Any:

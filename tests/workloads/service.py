@@ -2,9 +2,9 @@
 
 Keeps MIB mebibytes of pseudo-random memory, a file in /data open for appending and reading, a pipe with
 unread bytes, and a listening TCP socket. Answers one line per request line: `count` (goes up by one), `sum`
-(sha256 of the memory), `file` (the open file's reading position and size), `write WORD` (appends to the file),
+(sha256 of the memory), `file` (the open file's reading position and size), `write WORD` (appends to it),
 `pipe` (takes what lies in the pipe, puts the count in), `clients` (how many connections are open), `where`
-(hostname), `crash`.
+(hostname).
 """
 
 import hashlib
@@ -51,8 +51,6 @@ class Service:
             return str(len(self.clients))
         if words[0] == "where":
             return socket.gethostname()
-        if words[0] == "crash":
-            os.abort()
         return "unknown"
 
     def serve(self) -> None:
