@@ -1,0 +1,140 @@
+"""A container's state survives a crash at any point, and one call at a time holds it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shim import state
+from shim.errors import Busy, ShimError
+from shim.state import ContainerState
+
+
+def make(**changes: object) -> ContainerState:
+    values: dict[str, object] = {
+        "container_id": "c1",
+        "root": "/run/runc",
+        "bundle": "/b",
+        "phase": "restoring",
+        "engine": "criu",
+        "image": "web@sha256:" + "0" * 64,
+        "digest": "sha256:" + "0" * 64,
+        "use": "clone",
+        "created": "2026-01-01T00:00:00.000Z",
+    }
+    return ContainerState(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_phases_leave_the_marker_that_the_entry_point_looks_for(tmp_path: Path) -> None:
+    found = make()
+    state.save(tmp_path, found)
+    assert not (tmp_path / state.HELD).exists()
+    found = state.advance(tmp_path, found, "held")
+    assert (tmp_path / state.HELD).exists()
+    found = state.advance(tmp_path, found, "running")
+    assert not (tmp_path / state.HELD).exists()
+    assert state.load(tmp_path) == found
+
+
+@given(st.text(), st.text(), st.sampled_from(["restoring", "held", "running"]))
+def test_round_trip(image: str, bundle: str, phase: str) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        found = make(image=image, bundle=bundle, phase=phase)
+        state.save(Path(name), found)
+        assert state.load(Path(name)) == found
+
+
+def test_no_state_is_none(tmp_path: Path) -> None:
+    assert state.load(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"phase": "asleep"}', b'{"schema": 1}'])
+def test_a_damaged_state_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / state.STATE).write_bytes(content)
+    with pytest.raises(ShimError, match="is damaged"):
+        state.load(tmp_path)
+
+
+def test_remove_takes_everything_and_may_be_repeated(tmp_path: Path) -> None:
+    directory = tmp_path / "c1"
+    (directory / "work").mkdir(parents=True)
+    (directory / "work" / "dump.log").touch()
+    (directory / "link").symlink_to(tmp_path)
+    state.save(directory, make(phase="held"))
+    state.remove(directory)
+    assert not directory.exists()
+    state.remove(directory)
+    assert tmp_path.exists()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from shim import state
+with state.locked(Path(sys.argv[1]), wait_s=0, create=True):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def hold(directory: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_call_is_told_who_holds_the_container(tmp_path: Path) -> None:
+    process = hold(tmp_path / "c1")
+    try:
+        with (
+            pytest.raises(Busy, match=rf"'c1' is held by another torpor call \(pid {process.pid}\)"),
+            state.locked(tmp_path / "c1", wait_s=0.05),
+        ):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    with state.locked(tmp_path / "c1", wait_s=5):
+        pass
+
+
+def test_delete_can_interrupt_the_holder(tmp_path: Path) -> None:
+    process = hold(tmp_path / "c1")
+    state.interrupt(tmp_path / "c1")
+    assert process.wait(timeout=5) == -signal.SIGKILL
+    with state.locked(tmp_path / "c1", wait_s=5):
+        pass
+
+
+def test_interrupt_never_kills_a_stranger_with_the_pid(tmp_path: Path) -> None:
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        (tmp_path / state.LOCK).write_text(f"{stranger.pid} 1")
+        state.interrupt(tmp_path)
+        time.sleep(0.05)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_lock_on_a_removed_directory_is_no_lock(tmp_path: Path) -> None:
+    directory = tmp_path / "c1"
+    process = hold(directory)
+    state.remove(directory)
+    process.kill()
+    process.wait()
+    with pytest.raises(FileNotFoundError), state.locked(directory, wait_s=0):
+        pass
+    with state.locked(directory, wait_s=0, create=True):
+        assert (directory / state.LOCK).read_text().split()[0] == str(os.getpid())
