@@ -1,0 +1,148 @@
+"""A container's cgroups, v1 and v2: where they are, who is in them, freezing and thawing.
+
+Imported by the guardian's undo, so only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+Groups = dict[str, str]
+"""Controller name ("" for cgroup v2) to cgroup directory."""
+
+_POLL_S = 0.002
+
+
+def _mounts() -> dict[str, tuple[str, str]]:
+    """Controller to (mount point, root of the mount within the hierarchy)."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        row = before.split()
+        if kind == "cgroup2":
+            found.setdefault("", (row[4], row[3]))
+        elif kind == "cgroup":
+            for option in options.split(","):
+                found.setdefault(option, (row[4], row[3]))
+    return found
+
+
+def of_process(pid: int | str) -> Groups:
+    """The cgroup directories a process is in. Raises OSError if the process is gone."""
+    mounts = _mounts()
+    found: Groups = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            if controller in mounts:
+                point, root = mounts[controller]
+                inner = path.removeprefix(root) if root != "/" else path
+                found[controller] = point + inner.rstrip("/")
+    return found
+
+
+def of_container(root_path: Path, container_id: str, pid: int) -> Groups:
+    """The cgroups of a container: as runc noted them, else those of its init.
+
+    runc's note is better where it is there: init may have moved into a cgroup below.
+    """
+    try:
+        state = json.loads((root_path / container_id / "state.json").read_text())
+        paths = state["cgroup_paths"]
+        if isinstance(paths, dict) and paths:
+            return {str(name): str(path) for name, path in paths.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return of_process(pid)
+
+
+def strictly_own(groups: Groups) -> Groups:
+    """Without those that this very process is in too, or that are a hierarchy's root.
+
+    Whoever kills all tasks of a cgroup must know that the cgroup was made for them.
+    """
+    ours = of_process("self")
+    roots = {point for point, _ in _mounts().values()}
+    return {name: path for name, path in groups.items() if path != ours.get(name) and path not in roots}
+
+
+def tasks(groups: Groups) -> list[int]:
+    """All processes in these cgroups and below."""
+    found: set[int] = set()
+    for path in set(groups.values()):
+        for procs in [Path(path, "cgroup.procs"), *Path(path).glob("**/cgroup.procs")]:
+            with contextlib.suppress(OSError):
+                found.update(int(word) for word in procs.read_text().split())
+    found.discard(0)
+    return sorted(found)
+
+
+def remove(groups: Groups) -> None:
+    """Remove these cgroups and those below, as far as they are empty."""
+    for path in set(groups.values()):
+        for directory in sorted(Path(path).glob("**/"), reverse=True):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        with contextlib.suppress(OSError):
+            Path(path).rmdir()
+
+
+def freezer(groups: Groups) -> Freezer | None:
+    """The freezer of a container, None if it has no cgroup that can freeze."""
+    for controller, name in (("freezer", "freezer.state"), ("", "cgroup.freeze")):
+        path = groups.get(controller)
+        if path and Path(path, name).exists():
+            return Freezer(Path(path), v1=controller == "freezer")
+    return None
+
+
+class Freezer:
+    """Freezes and thaws one cgroup."""
+
+    def __init__(self, path: Path, *, v1: bool) -> None:
+        self.path = path
+        self.v1 = v1
+
+    def is_frozen(self) -> bool:
+        """Whether it is frozen, or about to be; False if the cgroup is gone."""
+        try:
+            if self.v1:
+                return self._read("freezer.state") != "THAWED"
+            return self._read("cgroup.freeze") == "1"
+        except OSError:
+            return False
+
+    def freeze(self, *, timeout_s: float) -> bool:
+        """Freeze, and wait until nothing in it runs; False if that took longer than timeout_s."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while True:
+                # On v1 a task that was about to exit can keep the cgroup in FREEZING until it is asked again.
+                self._write("FROZEN" if self.v1 else "1")
+                if self._settled():
+                    return True
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_POLL_S)
+        except OSError:
+            return False
+
+    def thaw(self) -> None:
+        """Thaw. Nothing happens if the cgroup is gone."""
+        with contextlib.suppress(OSError):
+            self._write("THAWED" if self.v1 else "0")
+
+    def _settled(self) -> bool:
+        if self.v1:
+            return self._read("freezer.state") == "FROZEN"
+        return "frozen 1" in self._read("cgroup.events")
+
+    def _read(self, name: str) -> str:
+        return (self.path / name).read_text().strip()
+
+    def _write(self, value: str) -> None:
+        (self.path / ("freezer.state" if self.v1 else "cgroup.freeze")).write_text(value)

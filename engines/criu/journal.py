@@ -1,0 +1,121 @@
+"""What a running call has touched, written down before it touches it.
+
+If the call dies, its guardian, or `undo` later, reads here what there is to undo. The file lies in the
+container's state directory and is gone when nothing is left to undo. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+SCHEMA = 1
+NAME = "criu-call.json"
+LOCK = "criu-undo.lock"
+CONFIG = "criu.conf"
+WORK = "work"
+
+
+@dataclass(kw_only=True)
+class Journal:
+    """One call. Paths are absolute, as text.
+
+    operation: "checkpoint", "pre-dump" or "restore". state: the container's state directory; it also names
+    the processes of the call, whose CRIU_CONFIG_FILE points into it. image_made: the image directory did not
+    exist before. init, init_start: the container's first process and its start time (clock ticks), 0 at a
+    restore. groups: the container's cgroups; at a restore known once CRIU is in them. was_frozen: by somebody
+    else, before. committed: the source was allowed to die, so that the image must be kept. netns: path of
+    the pod's network namespace at a restore, empty if the container makes its own. mounts: mount points that
+    stood before under the rootfs and the runtime's state. rootfs: of the new container.
+    """
+
+    schema: int = SCHEMA
+    operation: str
+    container_id: str
+    runtime: str
+    runtime_args: list[str]
+    root: str
+    state: str
+    search_path: str
+    image: str
+    image_made: bool = False
+    init: int = 0
+    init_start: int = 0
+    tasks: list[int] = field(default_factory=list[int])
+    groups: dict[str, str] = field(default_factory=dict[str, str])
+    was_frozen: bool = False
+    committed: bool = False
+    netns: str = ""
+    rootfs: str = ""
+    mounts: list[str] = field(default_factory=list[str])
+
+    @property
+    def path(self) -> Path:
+        """Where the journal is written."""
+        return Path(self.state, NAME)
+
+    @property
+    def config_path(self) -> str:
+        """CRIU's configuration file of the call; also the mark by which its processes are known."""
+        return str(Path(self.state, CONFIG))
+
+    @property
+    def work_path(self) -> Path:
+        """CRIU's work directory of the call: logs and statistics."""
+        return Path(self.state, WORK)
+
+    def write(self) -> None:
+        """Write, by rename: a reader sees the old or the new one."""
+        draft = self.path.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(self)))
+        draft.rename(self.path)
+
+    def remove(self) -> None:
+        """Nothing is left to undo."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+def read(state_path: Path) -> Journal | None:
+    """The journal of a call that has not ended, None if there is none. Raises ValueError if unreadable."""
+    try:
+        document = json.loads((state_path / NAME).read_text())
+    except FileNotFoundError:
+        return None
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"{state_path / NAME} has schema {document.get('schema')}, this is for {SCHEMA}")
+    known = {entry.name for entry in fields(Journal)}
+    return Journal(**{key: value for key, value in document.items() if key in known})
+
+
+def start_time(pid: int) -> int:
+    """Start time of a process in clock ticks since boot, 0 if it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    row = text[text.rindex(")") + 2 :].split()
+    return 0 if row[0] in "ZX" else int(row[19])
+
+
+def alive(pid: int, started: int) -> bool:
+    """Whether this very process still lives."""
+    return pid > 0 and started > 0 and start_time(pid) == started
+
+
+def mount_points(*prefixes: str) -> list[str]:
+    """Mount points under one of the directories (the directories themselves included)."""
+    found: list[str] = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split(" ", 5)[4].encode().decode("unicode_escape")
+        if any(point == prefix or point.startswith(f"{prefix}/") for prefix in prefixes if prefix):
+            found.append(point)
+    return found
+
+
+def real_path(path: str | Path) -> str:
+    """Without links, as mount tables name it."""
+    return os.path.realpath(path)

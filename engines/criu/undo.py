@@ -1,0 +1,299 @@
+"""Undoes a dump or a restore that died half-way, from its journal.
+
+Three callers: the engine after a failure or a deadline, the guardian after the engine's own death, and
+`CriuEngine.undo` when both are gone. Every step is safe to repeat. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from engines.criu import cgroups, repair
+from engines.criu.journal import LOCK, Journal, alive, mount_points, read
+from engines.criu.wire import lock_table, table_of_run
+
+_FREEZE_S = 0.5
+_GONE_S = 10.0
+_TOOL_S = 10.0
+_MNT_DETACH = 2
+_LOG_BYTES = 1 << 20
+_YARD = r"/tmp/\.criu\.[a-z]+\.\w{6}"  # noqa: S108
+_libc = ctypes.CDLL(None, use_errno=True)
+
+State = Literal["running", "paused", "stopped"]
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What an undo came to. problems: what could not be undone, in words.
+
+    completed: a dump that had been allowed to end its source was carried through: the image is complete and
+    stays, the container is gone.
+    """
+
+    state: State
+    completed: bool = False
+    problems: list[str] = field(default_factory=list[str])
+
+
+@contextlib.contextmanager
+def lock(state_path: Path) -> Generator[None]:
+    """Hold the right to undo for a container: engine, guardian and later calls take turns."""
+    with (state_path / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def undo_pending(state_path: Path) -> Outcome | None:
+    """Undo the call whose journal stands in a state directory; None if there is none."""
+    if not state_path.is_dir():
+        return None
+    with lock(state_path):
+        journal = read(state_path)
+        if journal is None:
+            return None
+        outcome = undo(journal)
+        journal.remove()
+        return outcome
+
+
+def undo(journal: Journal) -> Outcome:
+    """Undo one call, whose processes may still live. The caller holds `lock`."""
+    if journal.operation == "restore":
+        return _undo_restore(journal)
+    return _undo_dump(journal)
+
+
+# --- processes -----------------------------------------------------------------------------------------
+
+
+def call_processes(journal: Journal) -> list[int]:
+    """The runtime and CRIU processes of a call, known by their environment."""
+    mark = f"CRIU_CONFIG_FILE={journal.config_path}".encode()
+    found: list[int] = []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def kill_call(journal: Journal) -> bool:
+    """Kill all processes of a call and wait until they are gone; False if one would not go."""
+    deadline = time.monotonic() + _GONE_S
+    while pids := call_processes(journal):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _doomed(pid: int) -> bool:
+    """Whether a process is gone, a zombie, or has a SIGKILL waiting for it."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    rows = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    pending = int(rows["SigPnd"], 16) | int(rows["ShdPnd"], 16)
+    return rows["State"][0] in "ZX" or bool(pending & 1 << (signal.SIGKILL - 1))
+
+
+def _end_tasks(groups: cgroups.Groups) -> bool:
+    """Kill every task of a container's own cgroups; False if one would not go."""
+    own = cgroups.strictly_own(groups)
+    freezer = cgroups.freezer(own)
+    deadline = time.monotonic() + _GONE_S
+    while pids := cgroups.tasks(own):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        # On v1 a frozen task dies only when it is thawed; the signal is there first, so nothing runs.
+        if freezer:
+            freezer.thaw()
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+# --- a dump --------------------------------------------------------------------------------------------
+
+
+def _undo_dump(journal: Journal) -> Outcome:
+    outcome = Outcome(state="stopped")
+    freezer = cgroups.freezer(journal.groups)
+    # Frozen first: a task that ran between CRIU's death and the end of repair mode would see its
+    # connections fail.
+    if freezer and alive(journal.init, journal.init_start):
+        freezer.freeze(timeout_s=_FREEZE_S)
+    if not kill_call(journal):
+        outcome.problems.append("processes of the dump do not die")
+    if journal.committed and any(_doomed(pid) for pid in journal.tasks):
+        # CRIU had begun to end the source. The image is complete: half a container helps nobody.
+        if not _end_tasks(journal.groups):
+            outcome.problems.append("tasks of the container do not die")
+        delete_container(journal, outcome)
+        outcome.completed = True
+        return outcome
+    lives = not _doomed(journal.init) and alive(journal.init, journal.init_start)
+    if lives:
+        for name in _tables(journal.work_path / "dump.log", "CRIU run id"):
+            _delete_table(journal, f"/proc/{journal.init}/ns/net", name, outcome)
+        for pid in cgroups.tasks(journal.groups):
+            repair.end_repair(pid)
+        _remove_link_remaps(journal)
+    if freezer and not journal.was_frozen:
+        freezer.thaw()
+    remove_partial(Path(journal.image), made=journal.image_made)
+    _remove_yards(journal.work_path / "dump.log")
+    if lives:
+        outcome.state = "paused" if journal.was_frozen else "running"
+    return outcome
+
+
+def remove_partial(image_path: Path, *, made: bool) -> None:
+    """Remove the files a dump wrote; also the directory, if the dump made it and nothing else is in it."""
+    if not image_path.is_dir():
+        return
+    for entry in os.scandir(image_path):
+        if not entry.is_dir(follow_symlinks=False):
+            Path(entry.path).unlink(missing_ok=True)
+    if made:
+        with contextlib.suppress(OSError):
+            image_path.rmdir()
+
+
+def _remove_link_remaps(journal: Journal) -> None:
+    """Remove the names that CRIU gave to unlinked files of the container, as its log tells them."""
+    for name in set(re.findall(r"(/?[^\s'\"`]*link_remap\.\d+)", _tail(journal.work_path / "dump.log"))):
+        with contextlib.suppress(OSError):
+            _unlink_inside(f"/proc/{journal.init}/root", name)
+
+
+def _unlink_inside(root: str, name: str) -> None:
+    """Unlink a file under a container's root without following any link of the container's."""
+    *parents, last = [part for part in name.split("/") if part not in ("", ".", "..")]
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        for part in parents:
+            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        os.unlink(last, dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+# --- a restore -----------------------------------------------------------------------------------------
+
+
+def _undo_restore(journal: Journal) -> Outcome:
+    outcome = Outcome(state="stopped")
+    if not kill_call(journal):
+        outcome.problems.append("processes of the restore do not die")
+    if journal.groups and not _end_tasks(journal.groups):
+        outcome.problems.append("restored tasks do not die")
+    # Before the runtime deletes its state: CRIU's view of the rootfs is mounted in it.
+    state = str(Path(journal.root, journal.container_id))
+    for point in sorted(mount_points(state, journal.rootfs), key=len, reverse=True):
+        if point not in journal.mounts:
+            _libc.umount2(point.encode(), _MNT_DETACH)
+    if mount_points(state):
+        outcome.problems.append(f"{state} is still mounted")
+    else:
+        delete_container(journal, outcome)
+        shutil.rmtree(state, ignore_errors=True)
+    cgroups.remove(cgroups.strictly_own(journal.groups))
+    if journal.netns and Path(journal.netns).exists():
+        names = set(_tables(journal.work_path / "restore.log", "CRIU run id"))
+        recorded = lock_table(Path(journal.image))
+        for name in sorted(names | ({recorded} if recorded else set())):
+            _delete_table(journal, journal.netns, name, outcome)
+    _remove_yards(journal.work_path / "restore.log")
+    return outcome
+
+
+# --- what both leave -----------------------------------------------------------------------------------
+
+
+def delete_container(journal: Journal, outcome: Outcome) -> None:
+    """`delete --force` of the real runtime, which says nothing if there is no such container."""
+    argv = [journal.runtime, *journal.runtime_args, "--root", journal.root]
+    argv += ["delete", "--force", journal.container_id]
+    _run(argv, journal, outcome)
+
+
+def _run(argv: list[str], journal: Journal, outcome: Outcome | None) -> str:
+    """Run a tool; its output, empty if it failed, which is noted in the outcome."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_S,
+            check=False,
+            env={"PATH": journal.search_path},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if outcome:
+            outcome.problems.append(f"{Path(argv[0]).name}: {error}")
+        return ""
+    if done.returncode and outcome:
+        outcome.problems.append(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _tables(log_path: Path, label: str) -> list[str]:
+    """Names of the nftables tables that the runs in a log may have made, by their run ids."""
+    return [table_of_run(run) for run in re.findall(rf"{label} = ([0-9a-f-]{{36}})", _head(log_path))]
+
+
+def _delete_table(journal: Journal, netns: str, name: str, outcome: Outcome) -> None:
+    enter = ["nsenter", f"--net={netns}", "nft"]
+    listed = _run([*enter, "list", "tables", "inet"], journal, outcome)
+    if name in listed.split():
+        _run([*enter, "delete", "table", "inet", name], journal, outcome)
+
+
+def _remove_yards(log_path: Path) -> None:
+    """Remove CRIU's temporary mount points, as its log tells them."""
+    for name in set(re.findall(_YARD, _head(log_path))):
+        for point in sorted(mount_points(name), key=len, reverse=True):
+            _libc.umount2(point.encode(), _MNT_DETACH)
+        with contextlib.suppress(OSError):
+            Path(name).rmdir()
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LOG_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
