@@ -11,18 +11,21 @@ import click
 from engines.api import EngineError
 from shim.errors import ShimError
 
-COMMANDS: dict[str, str] = {
-    "audit": "shim.cli.audit:command",
-    "checkpoint": "shim.cli.checkpoint:command",
-    "demo": "shim.cli.demo:command",
-    "doctor": "shim.cli.doctor:command",
-    "images": "shim.cli.images:command",
-    "install": "shim.cli.install:command",
-    "ps": "shim.cli.ps:command",
-    "restore": "shim.cli.restore:command",
-    "toolchain": "shim.cli.toolchain:command",
+COMMANDS: dict[str, tuple[str, str]] = {
+    "audit": ("shim.cli.audit", "Show what was checkpointed, restored and refused."),
+    "checkpoint": ("shim.cli.checkpoint", "Put a running container to sleep."),
+    "demo": ("shim.cli.demo", "Show a container falling asleep and waking up."),
+    "doctor": ("shim.cli.doctor", "Say whether this node can do all that, and what it lacks."),
+    "images": ("shim.cli.images", "List, inspect, verify, import and remove images."),
+    "install": ("shim.cli.install", "Set torpor up for containerd, CRI-O or Podman."),
+    "ps": ("shim.cli.ps", "List the containers that torpor knows."),
+    "restore": ("shim.cli.restore", "Wake a container up from an image."),
+    "toolchain": ("shim.cli.toolchain", "Install CRIU, runc and the other tools."),
 }
-"""Command name to "module:attribute"; a command whose module is not there is not listed."""
+"""Command name to its module, whose `command` it is, and a summary, so that help imports none of them.
+
+A command whose module is not there is not listed.
+"""
 
 
 class LazyGroup(click.Group):
@@ -30,18 +33,22 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands whose module exists, sorted."""
-        return [name for name, target in sorted(COMMANDS.items()) if _exists(target)]
+        return [name for name, (module, _) in sorted(COMMANDS.items()) if _exists(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command, None if there is no such command."""
-        target = COMMANDS.get(cmd_name)
-        if target is None or not _exists(target):
+        module, _ = COMMANDS.get(cmd_name, ("", ""))
+        if not module or not _exists(module):
             return None
-        module, _, attribute = target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = importlib.import_module(module).command
         if not isinstance(command, click.Command):
-            raise TypeError(f"{target} is not a click command")
+            raise TypeError(f"{module}.command is not a click command")
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an error of ours becomes one sentence on stderr and exit status 1."""
@@ -55,8 +62,8 @@ class LazyGroup(click.Group):
             raise click.ClickException(message) from error
 
 
-def _exists(target: str) -> bool:
-    return importlib.util.find_spec(target.partition(":")[0]) is not None
+def _exists(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

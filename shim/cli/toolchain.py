@@ -103,7 +103,7 @@ def list_command(prefix: Path | None, as_json: bool) -> None:
         program = smoke.program_of(unit, tools)
         own = program is not None and program.is_relative_to(tools.prefix)
         version = record.versions.get(unit.name) if own and record else None
-        if version is None and program is not None and unit.program:
+        if version is None and program is not None and unit.program and unit.version_args:
             version = ask_version(unit, program)[1]
         origin = "toolchain" if own else "system" if program else "missing"
         rows.append(

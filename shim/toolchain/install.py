@@ -196,7 +196,8 @@ def _good_system_tools(say: Say) -> tuple[SystemTool, ...]:
     if "pycriu" in names and "criu" not in names.difference(refused):
         refused["pycriu"] = "the system's criu is not used"
     for tool in good:
-        verdict = f"is not used: {refused[tool.unit]}" if tool.unit in refused else f"{tool.version} is good"
+        reason = refused.get(tool.unit)
+        verdict = f"is not used: {reason}" if reason else "is good"
         say(f"{tool.unit}: the system's {tool.path} {verdict}")
     return tuple(tool for tool in good if tool.unit not in refused)
 
