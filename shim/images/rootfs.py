@@ -1,0 +1,361 @@
+"""What a container changed in its root file system, taken from the upper directory of its overlay.
+
+Written as Podman and CRI-O write it: `rootfs-diff.tar` holds what is new or changed, `deleted.files` (a JSON
+list of names) what is gone. An opaque directory is told by listing the entries that it hides. It runs while
+the container is frozen, so it streams and looks at nothing but the upper directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from engines.api import ImageError, NotSupported
+from shim.images.layout import DELETED_FILES, ROOTFS_DIFF
+from shim.images.manifest import Rootfs
+from shim.images.mounts import MountEntry, mount_at, mounts_below, read_mounts, unescape
+from shim.images.seal import cause_of
+from shim.images.sparse import add_sparse, data_pieces
+
+_COPY_BYTES = 1 << 20
+_ESCAPED_COLON = "\\:"
+
+# Labels and hashes belong to the node and the pod; the overlay's own marks are not content.
+KEPT_XATTRS = ("user.", "security.capability", "system.posix_acl_")
+XATTR_PREFIX = "SCHILY.xattr."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootfsView:
+    """Where a container's root file system lies on this node.
+
+    path: the mounted root. upper_path: where its changes are, None if nothing can be changed. lower_paths:
+    from top to bottom. mark: prefix of the overlay's own extended attributes.
+    """
+
+    path: Path
+    kind: str  # "overlay" or "directory"
+    upper_path: Path | None = None
+    lower_paths: tuple[Path, ...] = ()
+    mark: str = "trusted.overlay."
+    mount: MountEntry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """What `write_diff` wrote. n_bytes: size of the archive; deleted: names that are gone."""
+
+    rootfs: Rootfs
+    n_entries: int
+    n_bytes: int
+    deleted: tuple[str, ...]
+
+
+@dataclass
+class _Writer:
+    view: RootfsView
+    mount_points: Collection[str]
+    linked: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
+    deleted: list[str] = field(default_factory=list[str])
+    skipped: list[str] = field(default_factory=list[str])
+    n_entries: int = 0
+
+
+def find_rootfs(bundle_path: Path, root_path: str = "rootfs") -> RootfsView:
+    """Look up what is mounted at a bundle's root file system.
+
+    root_path: `root.path` of the specification, relative to the bundle or absolute. Raises ImageError.
+    """
+    path = Path(os.path.realpath(bundle_path / root_path))
+    if not path.is_dir():
+        raise ImageError(f"could not find rootfs '{path}': it is no directory; check the bundle")
+    mount = mount_at(path, read_mounts())
+    if mount is None or mount.fstype != "overlay":
+        return RootfsView(path=path, kind="directory", mount=mount)
+    options = dict(_options(mount.options))
+    upper = options.get("upperdir", [""])[0]
+    return RootfsView(
+        path=path,
+        kind="overlay",
+        upper_path=Path(upper) if upper else None,
+        lower_paths=_lower_paths(options, upper),
+        mark="user.overlay." if "userxattr" in options else "trusted.overlay.",
+        mount=mount,
+    )
+
+
+def _options(text: str) -> Iterator[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for option in text.split(","):
+        key, _, value = option.partition("=")
+        found.setdefault(key, []).append(unescape(value))
+    yield from found.items()
+
+
+def _lower_paths(options: dict[str, list[str]], upper: str) -> tuple[Path, ...]:
+    single = [part for text in options.get("lowerdir", []) for part in _split_lowers(text)]
+    names = single + options.get("lowerdir+", [])
+    return tuple(_absolute(Path(name), Path(upper)) for name in names)
+
+
+def _split_lowers(text: str) -> list[str]:
+    parts = text.replace(_ESCAPED_COLON, "\0").split(":")
+    return [part.replace("\0", ":").replace("\\\\", "\\") for part in parts if part]
+
+
+def _absolute(lower: Path, upper: Path) -> Path:
+    """Callers mount with relative layers when there are many; they lie near the upper directory."""
+    if lower.is_absolute():
+        return lower
+    return next((base / lower for base in upper.parents if (base / lower).is_dir()), lower)
+
+
+def write_diff(
+    view: RootfsView, out_path: Path, *, mount_points: Collection[str] = (), full_copy: bool = False
+) -> Diff:
+    """Write `rootfs-diff.tar` and `deleted.files` into the directory `out_path`.
+
+    mount_points: destinations of the specification's mounts; empty files that the runtime made there are
+    left out. full_copy: keep a plain directory whole. Sockets (CRIU makes them again) and device nodes are
+    left out and named in the result. Raises NotSupported for a plain directory without `full_copy` and for renamed
+    directories that only point into a lower layer, ImageError if writing fails; then neither file is left.
+    """
+    if view.kind == "directory" and not full_copy:
+        raise NotSupported(
+            f"could not keep rootfs '{view.path}': it is a plain directory, so what the container changed "
+            "cannot be told from what it was given; use an overlay or ask for a full copy",
+            after="running",
+        )
+    top = view.path if view.kind == "directory" else view.upper_path
+    writer = _Writer(view=view, mount_points={point.strip("/") for point in mount_points})
+    try:
+        with _create(out_path / ROOTFS_DIFF) as file:
+            with _open_tar(file) as tar:
+                if top is not None:
+                    _Walk(writer, tar, top).run()
+            n_bytes = file.tell()
+        with _create(out_path / DELETED_FILES) as file:
+            file.write(json.dumps(sorted(writer.deleted)).encode())
+    except BaseException as error:
+        for name in (ROOTFS_DIFF, DELETED_FILES):
+            (out_path / name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            cause = cause_of(error)
+            raise ImageError(f"could not keep rootfs '{view.path}': {cause}", after="running") from error
+        raise
+    return Diff(
+        rootfs=Rootfs(
+            kind="overlay" if view.kind == "overlay" else "directory",
+            lower_paths=tuple(map(_printable, view.lower_paths)),
+            skipped=tuple(sorted(writer.skipped)),
+        ),
+        n_entries=writer.n_entries,
+        n_bytes=n_bytes,
+        deleted=tuple(sorted(writer.deleted)),
+    )
+
+
+def _open_tar(file: BinaryIO) -> tarfile.TarFile:
+    return tarfile.TarFile(
+        fileobj=file,
+        mode="w",
+        format=tarfile.PAX_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+        copybufsize=_COPY_BYTES,
+    )
+
+
+def _create(path: Path) -> BinaryIO:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return os.fdopen(fd, "wb", buffering=_COPY_BYTES)
+
+
+def _printable(path: Path) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+class _Walk:
+    """One pass over the upper directory (or the whole root), parents before children."""
+
+    def __init__(self, writer: _Writer, tar: tarfile.TarFile, top: Path) -> None:
+        self._writer = writer
+        self._tar = tar
+        self._top = top
+        self._overlay = writer.view.kind == "overlay"
+        self._mounted = {entry.mount_point for entry in mounts_below(top, read_mounts())}
+
+    def run(self) -> None:
+        pending: list[tuple[str, bool]] = [("", False)]
+        while pending:
+            below, opaque = pending.pop()
+            opaque = opaque or (self._overlay and self._is_opaque(below))
+            with os.scandir(self._top / below) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+            if opaque and below:
+                own = {entry.name for entry in entries}
+                hidden = merged_names(self._writer.view, below) - own
+                self._writer.deleted += [f"/{below}/{name}" for name in hidden]
+            directories: list[tuple[str, bool]] = []
+            for entry in entries:
+                name = f"{below}/{entry.name}" if below else entry.name
+                status = entry.stat(follow_symlinks=False)
+                if self._add(name, status):
+                    directories.append((name, opaque))
+            pending += reversed(directories)
+
+    def _is_opaque(self, below: str) -> bool:
+        return is_opaque(self._top / below, self._writer.view.mark)
+
+    def _add(self, name: str, status: os.stat_result) -> bool:
+        """Write one entry; True for a directory to go into."""
+        writer, path, mode = self._writer, self._top / name, status.st_mode
+        if self._overlay and is_whiteout(path, status, writer.view.mark):
+            writer.deleted.append("/" + name)
+            return False
+        if stat.S_ISSOCK(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            writer.skipped.append(os.fsencode("/" + name).decode("utf-8", "backslashreplace"))
+            return False
+        if name in writer.mount_points and stat.S_ISREG(mode) and status.st_size == 0:
+            return False
+        attributes = _xattrs(path)
+        if stat.S_ISDIR(mode) and writer.view.mark + "redirect" in attributes:
+            raise NotSupported(
+                f"could not keep rootfs '{writer.view.path}': directory {'/' + name!a} was renamed and its "
+                "content is still in a lower layer; mount the overlay with redirect_dir=off",
+                after="running",
+            )
+        info = _header(name, status, attributes)
+        if stat.S_ISDIR(mode):
+            info.type = tarfile.DIRTYPE
+        elif stat.S_ISLNK(mode):
+            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)  # noqa: PTH115
+        elif stat.S_ISFIFO(mode):
+            info.type = tarfile.FIFOTYPE
+        elif (first := writer.linked.get((status.st_dev, status.st_ino))) is not None:
+            info.type, info.linkname = tarfile.LNKTYPE, first
+        else:
+            if status.st_nlink > 1:
+                writer.linked[status.st_dev, status.st_ino] = name
+            # A file whose data is still in a lower layer is read through the mounted root.
+            bare = self._overlay and writer.view.mark + "metacopy" in attributes
+            self._add_file(writer.view.path / name if bare else path, info, status)
+            writer.n_entries += 1
+            return False
+        self._tar.addfile(info)
+        writer.n_entries += 1
+        return stat.S_ISDIR(mode) and str(path) not in self._mounted
+
+    def _add_file(self, path: Path, info: tarfile.TarInfo, status: os.stat_result) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            pieces = data_pieces(fd, status)
+            if pieces is None:
+                info.size = status.st_size
+                self._tar.addfile(info, file)
+            else:
+                add_sparse(self._tar, info, fd, pieces, status.st_size)
+
+
+def is_whiteout(path: Path, status: os.stat_result, mark: str) -> bool:
+    """Whether an entry of an overlay layer says that the entry of the layers below is gone."""
+    if stat.S_ISCHR(status.st_mode):
+        return status.st_rdev == 0
+    # Nested overlays write an empty file with a mark instead of a device.
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0 and _has_xattr(path, mark + "whiteout")
+
+
+def is_opaque(path: Path, mark: str) -> bool:
+    """Whether a directory of an overlay layer hides the directories of the same name below it."""
+    try:
+        return os.getxattr(path, mark + "opaque", follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
+def merged_names(view: RootfsView, below: str) -> set[str]:
+    """Names that the lower layers alone show in the directory `below`.
+
+    Raises ImageError if they are out of reach.
+    """
+    layers = list(view.lower_paths)
+    for layer in layers:
+        if not layer.is_dir():
+            raise ImageError(
+                f"could not keep rootfs '{view.path}': its lower layer '{_printable(layer)}' is out of "
+                f"reach, so it is unknown what {'/' + below!a} hides",
+                after="running",
+            )
+    parts = below.split("/")
+    for depth in range(1, len(parts) + 1):
+        layers = list(_continuing(layers, "/".join(parts[:depth]), view.mark))
+    names: set[str] = set()
+    gone: set[str] = set()
+    for layer in layers:
+        with os.scandir(layer / below) as entries:
+            for entry in entries:
+                if entry.name in gone or entry.name in names:
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                hidden = is_whiteout(Path(entry.path), status, view.mark)
+                (gone if hidden else names).add(entry.name)
+    return names
+
+
+def _continuing(layers: list[Path], below: str, mark: str) -> Iterator[Path]:
+    """The layers that take part in the merged directory `below`, given those of its parent."""
+    for layer in layers:
+        path = layer / below
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            return
+        yield layer
+        if is_opaque(path, mark):
+            return
+
+
+def _has_xattr(path: Path, name: str) -> bool:
+    with suppress(OSError):
+        os.getxattr(path, name, follow_symlinks=False)
+        return True
+    return False
+
+
+def _xattrs(path: Path) -> dict[str, bytes]:
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:  # the file system has none
+        return {}
+    found: dict[str, bytes] = {}
+    for name in names:
+        with suppress(OSError):
+            found[name] = os.getxattr(path, name, follow_symlinks=False)
+    return found
+
+
+def _header(name: str, status: os.stat_result, attributes: dict[str, bytes]) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.mode = stat.S_IMODE(status.st_mode)
+    info.uid, info.gid = status.st_uid, status.st_gid
+    seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
+    info.mtime = seconds
+    headers: dict[str, str] = {}
+    if nanoseconds or seconds < 0:
+        sign, moment = ("-", -status.st_mtime_ns) if status.st_mtime_ns < 0 else ("", status.st_mtime_ns)
+        headers["mtime"] = f"{sign}{moment // 10**9}.{moment % 10**9:09d}"
+        info.mtime = max(seconds, 0)
+    for key, value in sorted(attributes.items()):
+        if key.startswith(KEPT_XATTRS):
+            headers[XATTR_PREFIX + key] = value.decode("utf-8", "surrogateescape")
+    info.pax_headers = headers
+    return info

@@ -1,0 +1,328 @@
+"""The root file system difference, between real overlay mounts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.api import ImageCorrupt, ImageError, NotSupported
+from shim.images.apply import apply
+from shim.images.rootfs import RootfsView, find_rootfs, write_diff
+from shim.images.undo import save_upper, undo_apply
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts overlays, needs root"),
+]
+
+
+class Overlays:
+    """Mounts overlays below a directory of its own and unmounts them at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mounted: list[Path] = []
+
+    def mount(self, name: str, lowers: list[Path], options: str = "", cwd: Path | None = None) -> RootfsView:
+        bundle = self.path / name
+        for part in ("rootfs", "upper", "work"):
+            (bundle / part).mkdir(parents=True)
+        text = ",".join(
+            filter(
+                None,
+                [
+                    "lowerdir=" + ":".join(map(str, lowers)),
+                    f"upperdir={bundle / 'upper'}",
+                    f"workdir={bundle / 'work'}",
+                    options,
+                ],
+            )
+        )
+        subprocess.run(
+            ["mount", "-t", "overlay", "-o", text, "torpor-test", str(bundle / "rootfs")], check=True, cwd=cwd
+        )
+        self.mounted.append(bundle / "rootfs")
+        return find_rootfs(bundle)
+
+
+@pytest.fixture
+def overlays(tmp_path: Path) -> Iterator[Overlays]:
+    made = Overlays(tmp_path)
+    yield made
+    for path in made.mounted:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.fixture
+def lower(tmp_path: Path) -> Path:
+    path = tmp_path / "lower"
+    for directory in ("etc/conf.d", "usr/lib", "var/cache/deep", "data", "gone/inner"):
+        (path / directory).mkdir(parents=True)
+    (path / "lib").symlink_to("usr/lib")
+    (path / "usr/lib/libx.so").write_text("x")
+    (path / "etc/passwd").write_text("root")
+    (path / "etc/old.conf").write_text("old")
+    (path / "data/one").write_text("1")
+    (path / "data/two").write_text("2")
+    (path / "data/sub").mkdir()
+    (path / "data/sub/deep").write_text("deep")
+    (path / "gone/inner/file").write_text("g")
+    (path / "var/cache/deep/keep").write_text("k")
+    return path
+
+
+def tree(path: Path) -> dict[str, tuple[object, ...]]:
+    """Everything that must be the same after a round trip."""
+    found: dict[str, tuple[object, ...]] = {}
+    inodes: dict[int, list[str]] = {}
+    for directory, subdirectories, files in os.walk(path):
+        for name in subdirectories + files:
+            full = Path(directory, name)
+            status = full.lstat()
+            if stat.S_ISSOCK(status.st_mode):
+                continue
+            content: object = None
+            if stat.S_ISREG(status.st_mode):
+                content = full.read_bytes() if status.st_size < 1 << 20 else status.st_size
+                if status.st_nlink > 1:
+                    inodes.setdefault(status.st_ino, []).append(str(full.relative_to(path)))
+            elif stat.S_ISLNK(status.st_mode):
+                content = os.readlink(full)
+            attributes = {
+                key: os.getxattr(full, key, follow_symlinks=False)
+                for key in os.listxattr(full, follow_symlinks=False)
+                if not key.startswith("trusted.overlay")
+            }
+            found[str(full.relative_to(path))] = (
+                oct(status.st_mode),
+                status.st_uid,
+                status.st_gid,
+                status.st_mtime_ns,
+                content,
+                tuple(sorted(attributes.items())),
+            )
+    for names in inodes.values():
+        for name in names:
+            found[name] += (tuple(sorted(names)),)
+    return found
+
+
+def change(root: Path) -> None:
+    """What a container may do to its root."""
+    (root / "etc/passwd").write_text("root and more")
+    (root / "etc/old.conf").unlink()
+    (root / "lib/new.so").write_text("through a link")
+    subprocess.run(["rm", "-r", str(root / "gone")], check=True)
+    subprocess.run(["rm", "-r", str(root / "data")], check=True)
+    (root / "data/sub").mkdir(parents=True)  # opaque now
+    (root / "data/two").write_text("new two")
+    tool = root / "usr/tool"
+    tool.write_bytes(b"\x7fELF")
+    os.chown(tool, 12, 34)
+    tool.chmod(0o6711)
+    os.setxattr(tool, "user.note", b"\xff\x00binary")
+    os.setxattr(tool, "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+    os.utime(tool, ns=(1, 1_234_567_890_123_456_789))
+    os.link(tool, root / "usr/tool-again")
+    odd = root / "odd"
+    odd.mkdir()
+    odd.chmod(0o2775)
+    (odd / "file").write_text("odd")
+    (odd / "file").chmod(0o664)
+    (root / "empty-dir").mkdir(mode=0o700)
+    (root / "dangling").symlink_to("/nowhere/../at all//")
+    os.lchown(root / "dangling", 5, 6)
+    os.mkfifo(root / "pipe", 0o640)
+    (root / ".wh.legit").write_text("a real name")
+    Path(os.fsdecode(bytes(root) + b"/caf\xe9")).write_text("latin1")
+    (root / ("long" * 60)).write_text("long")
+    (root / "einträge").mkdir()
+    with open(root / "sparse", "wb") as file:
+        file.truncate(1 << 30)
+        os.pwrite(file.fileno(), b"abc", 512 << 20)
+    with open(root / "hole", "wb") as file:
+        file.truncate(5 << 20)
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(root / "s"))
+    os.mknod(root / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+
+
+def carry(source: RootfsView, target: RootfsView, out: Path) -> None:
+    out.mkdir()
+    write_diff(source, out)
+    with open(out / "rootfs-diff.tar", "rb") as diff:
+        apply(target.path, diff, (out / "deleted.files").read_bytes())
+
+
+def test_everything_survives_a_round_trip(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    source = overlays.mount("a", [lower])
+    change(source.path)
+    old = os.umask(0o077)
+    try:
+        target = overlays.mount("b", [lower])
+        out = tmp_path / "out"
+        carry(source, target, out)
+    finally:
+        os.umask(old)
+    wanted = tree(source.path)
+    del wanted["device"]
+    assert tree(target.path) == wanted
+    with open(target.path / "sparse", "rb") as file:
+        file.seek(512 << 20)
+        assert file.read(4) == b"abc\0"
+    assert (target.path / "sparse").stat().st_blocks * 512 < 1 << 20
+    assert (out / "rootfs-diff.tar").stat().st_size < 1 << 20
+    deleted = json.loads((out / "deleted.files").read_text())
+    assert sorted(deleted) == ["/data/one", "/data/sub/deep", "/etc/old.conf", "/gone"]
+
+
+def test_what_is_left_out_is_named(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    source = overlays.mount("a", [lower])
+    change(source.path)
+    (source.path / "etc/hosts").touch()
+    (source.path / "etc/other").touch()
+    result = write_diff(source, tmp_path, mount_points=("/etc/hosts",))
+    assert result.rootfs.skipped == ("/device", "/s")
+    names = subprocess.run(
+        ["tar", "tf", str(tmp_path / "rootfs-diff.tar")], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert "etc/other" in names
+    assert "etc/hosts" not in names
+
+
+def test_four_generations_keep_every_file(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    view = overlays.mount("g0", [lower])
+    for generation in range(1, 5):
+        (view.path / f"made-{generation}").write_text(str(generation))
+        fresh = overlays.mount(f"g{generation}", [lower])
+        carry(view, fresh, tmp_path / f"out{generation}")
+        view = fresh
+    assert [(view.path / f"made-{n}").read_text() for n in range(1, 5)] == ["1", "2", "3", "4"]
+
+
+def test_hidden_entries_are_those_that_several_layers_show(
+    overlays: Overlays, lower: Path, tmp_path: Path
+) -> None:
+    first = overlays.mount("l", [lower])
+    (first.path / "data/one").unlink()
+    (first.path / "data/three").write_text("3")
+    subprocess.run(["rm", "-r", str(first.path / "var/cache")], check=True)
+    (first.path / "var/cache").mkdir()
+    (first.path / "var/cache/other").write_text("o")
+    middle = tmp_path / "l/upper"
+    subprocess.run(["umount", str(first.path)], check=True)
+    overlays.mounted.remove(first.path)
+    # Layers named relative to a directory, as containerd does when there are many.
+    source = overlays.mount("a", [Path("l/upper"), Path("lower")], cwd=tmp_path)
+    assert source.lower_paths == (middle, lower)
+    for name in ("data", "var/cache"):
+        subprocess.run(["rm", "-r", str(source.path / name)], check=True)
+        (source.path / name).mkdir()
+    result = write_diff(source, tmp_path)
+    assert result.deleted == ("/data/sub", "/data/three", "/data/two", "/var/cache/other")
+
+
+def test_file_with_its_data_in_a_lower_layer_is_read_whole(
+    overlays: Overlays, lower: Path, tmp_path: Path
+) -> None:
+    source = overlays.mount("a", [lower], "metacopy=on,redirect_dir=on")
+    (source.path / "etc/passwd").chmod(0o604)
+    target = overlays.mount("b", [lower])
+    carry(source, target, tmp_path / "out")
+    assert (target.path / "etc/passwd").read_text() == "root"
+    assert stat.S_IMODE((target.path / "etc/passwd").stat().st_mode) == 0o604
+
+
+def test_renamed_lower_directory_is_refused(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    source = overlays.mount("a", [lower], "redirect_dir=on")
+    (source.path / "data").rename(source.path / "moved")
+    with pytest.raises(NotSupported, match="redirect_dir=off"):
+        write_diff(source, tmp_path)
+
+
+def test_plain_directory_is_refused_or_copied_whole(tmp_path: Path, lower: Path) -> None:
+    view = find_rootfs(tmp_path, "lower")
+    with pytest.raises(NotSupported, match="plain directory"):
+        write_diff(view, tmp_path)
+    assert not (tmp_path / "rootfs-diff.tar").exists()
+    write_diff(view, tmp_path, full_copy=True)
+    target = tmp_path / "copy"
+    target.mkdir()
+    with open(tmp_path / "rootfs-diff.tar", "rb") as diff:
+        apply(target, diff, b"[]")
+    assert tree(target) == tree(lower)
+
+
+def test_undo_leaves_the_upper_directory_as_it_was(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    source = overlays.mount("a", [lower])
+    change(source.path)
+    target = overlays.mount("b", [lower], "index=off")
+    (target.path / "etc/passwd").write_text("made by the caller")
+    (target.path / "data/one").unlink()
+    before, layer = tree(target.path), tree(target.upper_path or tmp_path)
+    save_upper(target, tmp_path / "backup")
+    carry(source, target, tmp_path / "out")
+    assert tree(target.path) != before
+    undo_apply(target, tmp_path / "backup")
+    assert tree(target.path) == before
+    assert tree(target.upper_path or tmp_path) == layer
+    assert not (tmp_path / "backup").exists()
+    (target.path / "etc/after").write_text("usable")
+    again = find_rootfs(tmp_path / "b")
+    assert again.mount is not None
+    assert target.mount is not None
+    assert (again.upper_path, again.lower_paths) == (target.upper_path, target.lower_paths)
+    assert again.mount.flags == target.mount.flags
+
+
+def test_undo_of_relative_layers(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    target = overlays.mount("b", [Path("lower")], cwd=tmp_path)
+    save_upper(target, tmp_path / "backup")
+    (target.path / "new").touch()
+    undo_apply(target, tmp_path / "backup")
+    assert not (target.path / "new").exists()
+    assert (target.path / "data/one").read_text() == "1"
+
+
+def test_disk_full_is_said_before_anything_is_touched(
+    overlays: Overlays, lower: Path, tmp_path: Path
+) -> None:
+    source = overlays.mount("a", [lower])
+    (source.path / "big").write_bytes(b"b" * (4 << 20))
+    out = tmp_path / "out"
+    out.mkdir()
+    write_diff(source, out)
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "torpor-test", str(small)], check=True)
+    try:
+        with open(out / "rootfs-diff.tar", "rb") as diff, pytest.raises(ImageError, match="free some space"):
+            apply(small, diff, b"[]")
+        assert list(small.iterdir()) == []
+        with pytest.raises(ImageError, match="No space left"):
+            write_diff(source, small)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_mount_below_the_root_is_not_entered(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    target = overlays.mount("b", [lower])
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("stays")
+    subprocess.run(["mount", "--bind", str(victim), str(target.path / "gone/inner")], check=True)
+    try:
+        source = overlays.mount("a", [lower])
+        subprocess.run(["rm", "-r", str(source.path / "gone")], check=True)
+        with pytest.raises((ImageError, ImageCorrupt)):
+            carry(source, target, tmp_path / "out")
+    finally:
+        subprocess.run(["umount", str(target.path / "gone/inner")], check=True)
+    assert (victim / "file").read_text() == "stays"
