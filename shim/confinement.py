@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from compat.rules import given, part
 from engines.api import DeviceNeed, Finding, IdMapping, Needs, TaskNeeds
-from shim.privileges import Grant, Offence, grouped, mask, part
+from shim.privileges import Grant, Offence, grouped, mask
 
-Given = Literal["own", "joined", "host"]
-
-_LINK_NAMES: Mapping[str, str] = {"network": "net", "mount": "mnt"}
 _CONFINING = ("network", "pid", "ipc", "uts", "mount")
 _TELLING = ("cgroup", "time")  # show something of the host, and give no hold on it
 # Every OCI runtime lets a container use these, whatever its spec says.
@@ -41,25 +39,6 @@ def check_container(
     yield from _read_only(spec, needs)
     yield from _masked(spec, needs)
     yield from _hooks(spec, allowed_hooks)
-
-
-def given(spec: Mapping[str, Any], kind: str) -> Given:
-    """Which namespace of a kind the spec gives: one of its own, somebody's by path, or the host's."""
-    for entry in part(spec, "linux").get("namespaces") or ():
-        if entry.get("type") == kind:
-            path = str(entry.get("path") or "")
-            if not path:
-                return "own"
-            return "host" if _is_ours(path, kind) else "joined"
-    return "host"
-
-
-def _is_ours(path: str, kind: str) -> bool:
-    """Whether a path leads to the namespace that this process lives in, which is the host's."""
-    try:
-        return Path(path).samefile(f"/proc/self/ns/{_LINK_NAMES.get(kind, kind)}")
-    except OSError:
-        return False
 
 
 def _refusal(field: str, message: str, remedy: str) -> Finding:

@@ -22,6 +22,7 @@ import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from compat.rules import part
 from engines.api import Finding, Needs, TaskNeeds
 from shim.checkpointable import without_io_uring
 
@@ -70,12 +71,6 @@ class Grant:
     def may(self, capability: str) -> bool:
         """Whether the spec's own process holds this capability."""
         return bool(self.held & _BITS[capability])
-
-
-def part(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of a spec, empty if it is absent or null."""
-    found: Any = spec.get(name)
-    return found or {}
 
 
 def mask(names: Iterable[str]) -> int:

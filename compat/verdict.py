@@ -1,0 +1,38 @@
+"""The verdict: would this image restore into this spec on this node?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compat import profile, rules
+from compat.profile import DumpHost, Profile
+from engines.api import Finding, Needs
+
+
+def judge(
+    needs: Needs,
+    spec: Mapping[str, Any],
+    *,
+    dump_host: DumpHost | None,
+    node: Profile | None = None,
+    cache_path: Path | None = None,
+) -> tuple[Finding, ...]:
+    """Run every rule that can be decided before anything is touched; empty if all is well.
+
+    dump_host: the node that made the image, None if nobody recorded it. node: the one to judge for, None for
+    this one. cache_path: see `profile.load`.
+    """
+    case = rules.Case(needs=needs, spec=spec, node=node or profile.load(cache_path), dump_host=dump_host)
+    found = [finding for rule in rules.ALL for finding in rule(case)]
+    return (*found, *rules.files(case, None))
+
+
+def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tuple[Finding, ...]:
+    """Look at every open file, after the image's changes were applied to the root file system.
+
+    rootfs_path: the new container's. Cheap: one stat for each file.
+    """
+    case = rules.Case(needs=needs, spec=spec, node=profile.load(None), dump_host=None)
+    return tuple(rules.files(case, rootfs_path))
