@@ -107,12 +107,11 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
                 )
             job = _Job(source, wanted, engine, spec, spec_data, finish, watch)
             stats = job.run(config.checkpoint_timeout_s)
-        except BaseException:
-            _leave_logs(source.directory, wanted)
+        except BaseException as error:
+            log.keep(error, config.state_path, source.container_id)
             raise
-        _leave_logs(source.directory, wanted)
-        if state.load(source.directory) is None:
-            state.remove(source.directory)
+        finally:
+            _leave_logs(source.directory, wanted)
     timings = Timings(
         operation="checkpoint",
         container_id=source.container_id,

@@ -6,12 +6,16 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import sys
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
+from engines.api import EngineError
+
 AUDIT_MAX_BYTES = 16 << 20
+N_KEPT_LOGS = 50
 
 
 def now() -> str:
@@ -66,6 +70,24 @@ def audit(store_path: Path, event: str, **fields: object) -> None:
             os.write(descriptor, json.dumps(entry, default=str).encode() + b"\n")
         finally:
             os.close(descriptor)
+
+
+def keep(error: BaseException, state_path: Path, container_id: str) -> None:
+    """Move the log of a failed engine call to where it outlives the container, and name that place instead.
+
+    The newest 50 are kept, below `failed/` of the state directory.
+    """
+    if not isinstance(error, EngineError) or error.log_path is None or not error.log_path.is_file():
+        return
+    directory = state_path / "failed"
+    kept = directory / f"{container_id}.{error.log_path.name}"
+    with contextlib.suppress(OSError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(error.log_path, kept)
+        error.args = (str(error).replace(str(error.log_path), str(kept)),)
+        error.log_path = kept
+        for old in sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-N_KEPT_LOGS]:
+            old.unlink()
 
 
 def internal_error(error: BaseException, state_path: Path) -> str:

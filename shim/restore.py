@@ -7,6 +7,7 @@ Two callers: `create` of a bundle whose annotation names an image of the store (
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,12 @@ from shim.annotations import Network, Use, Wish
 from shim.checkpointable import without_io_uring
 from shim.config import Config
 from shim.errors import AdmissionRefused, ShimError
-from shim.images import layout, rootfs
+from shim.images import layout
+from shim.images.apply import apply
 from shim.images.manifest import Manifest
+from shim.images.rootfs import RootfsView, find_rootfs
 from shim.images.store import Image, Store
+from shim.images.undo import save_upper, undo_apply
 from shim.state import ContainerState
 from shim.timing import Stopwatch, Timings
 
@@ -69,11 +73,16 @@ def admit(
     findings = admission.check(
         spec,
         needs,
-        recorded_seccomp=manifest.security.seccomp_digest if manifest else None,
+        manifest,
         allowed_hooks=config.allowed_hooks,
     )
-    findings += verdict.judge(needs, spec, dump_host=manifest.host if manifest else None)
-    admission.refuse(findings, image=what)
+    findings += verdict.judge(
+        needs,
+        spec,
+        dump_host=manifest.host if manifest else None,
+        cache_path=config.state_path / "profile.json",
+    )
+    admission.refuse(findings, what=what)
     return findings
 
 
@@ -130,15 +139,19 @@ def at_create(
         created=started,
     )
     state.save(target.directory, found)
-    rootfs_path = bundle.rootfs_path(target.bundle_path, spec)
-    with contextlib.ExitStack() as undo:
-        undo.callback(state.remove, target.directory)
-        with watch.phase("rootfs"):
-            undo.enter_context(_applied(image, rootfs_path))
-        with watch.phase("engine"):
-            restored = _restore(engine, config, target, spec, image.checkpoint_path, tcp=tcp, held=True)
-        found = state.advance(target.directory, found, "held")
-        undo.pop_all()
+    view = find_rootfs(target.bundle_path, str(bundle.rootfs_path(Path(), spec)))
+    try:
+        with contextlib.ExitStack() as root:
+            with watch.phase("rootfs"):
+                root.enter_context(_applied(image, view, target.directory / "upper"))
+                admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
+            with watch.phase("engine"):
+                restored = _restore(engine, config, target, spec, image.checkpoint_path, tcp=tcp, held=True)
+            found = state.advance(target.directory, found, "held")
+    except BaseException as error:
+        log.keep(error, config.state_path, target.container_id)
+        state.remove(target.directory)
+        raise
     timing.record(
         config.store_path,
         Timings(
@@ -157,20 +170,26 @@ def at_create(
 
 
 @contextlib.contextmanager
-def _applied(image: Image, rootfs_path: Path) -> Generator[None]:
-    """The root file system as it was at the dump; taken back if what follows fails."""
+def _applied(image: Image, view: RootfsView, backup_path: Path) -> Generator[None]:
+    """The root file system as it was at the dump; taken back if what follows fails.
+
+    A plain directory has no upper directory to go back to: its container cannot be started cold afterwards.
+    """
     diff_path = image.path / layout.ROOTFS_DIFF
-    deleted_path = image.path / layout.DELETED_FILES
-    if not diff_path.exists() and not deleted_path.exists():
+    if not diff_path.exists():
         yield
         return
-    before = rootfs.remember(rootfs_path)
+    deleted_path = image.path / layout.DELETED_FILES
+    deleted = deleted_path.read_bytes() if deleted_path.exists() else b"[]"
+    save_upper(view, backup_path)
     try:
-        rootfs.apply(rootfs_path, diff_path, deleted_path, whiteouts=image.manifest.rootfs.whiteouts)
+        with diff_path.open("rb") as diff:
+            apply(view.path, diff, deleted, whiteouts=image.manifest.rootfs.whiteouts)
         yield
     except BaseException:
-        rootfs.undo(rootfs_path, before)
+        undo_apply(view, backup_path)
         raise
+    shutil.rmtree(backup_path, ignore_errors=True)
 
 
 def _restore(
@@ -230,8 +249,14 @@ def from_directory(
     started = log.now()
     with watch.phase("admission"):
         admit(config, spec, needs, manifest, what=str(image_path))
-    with watch.phase("engine"):
-        restored = _restore(engine, config, target, spec, image_path, tcp=tcp, held=False)
+    try:
+        with watch.phase("engine"):
+            restored = _restore(engine, config, target, spec, image_path, tcp=tcp, held=False)
+    except BaseException as error:
+        log.keep(error, config.state_path, target.container_id)
+        raise
+    finally:
+        state.remove(target.directory)
     timing.record(
         config.store_path,
         Timings(

@@ -119,7 +119,8 @@ def interrupt(directory: Path) -> None:
 def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator[None]:
     """Hold a container for one call.
 
-    wait_s: how long to wait for another call, seconds. create: make the directory if it is absent.
+    wait_s: how long to wait for another call, seconds. create: make the directory if it is absent, and
+    remove it at the end if no state was saved in it.
     Raises Busy if another call holds it all that time, FileNotFoundError if there is no directory.
     """
     deadline = time.monotonic() + wait_s
@@ -150,4 +151,6 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
         os.pwrite(descriptor, f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)
         yield
     finally:
+        if create and not (directory / STATE).exists():
+            remove(directory)
         os.close(descriptor)

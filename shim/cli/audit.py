@@ -32,7 +32,7 @@ def command(count: int, as_json: bool) -> None:
         table.add_column(heading, overflow="fold")
     for line in lines:
         entry: dict[str, Any] = json.loads(line)
-        who = entry.get("who") or {}
+        who: dict[str, Any] = entry.get("who") or {}
         table.add_row(
             entry.get("time", ""),
             entry.get("event", ""),

@@ -114,7 +114,7 @@ def _redirect(detach: bool, log_path: Path | None) -> None:
 
 
 def _wait(node: Node, root: str, name: str, pid: int, directory: Path) -> int:
-    """Pass signals on until the container ends; then remove it. Returns its exit status as a shell tells it."""
+    """Pass signals on until the container ends, then remove it; its exit status as a shell tells it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda got, _: os.kill(pid, got))
     while True:

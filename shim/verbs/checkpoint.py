@@ -23,6 +23,8 @@ _OURS = frozenset(
         "tcp-skip-in-flight",
         "pre-dump",
         "parent-path",
+        "file-locks",
+        "link-remap",
         "manage-cgroups-mode",
     }
 )

@@ -58,11 +58,7 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish) -> int | None:
         extra_args=_extra_args(context),
     )
     with state.locked(context.directory, wait_s=1.0, create=True):
-        try:
-            found, findings = restore.at_create(context.config, context.store, image, target, spec, wish)
-        except BaseException:
-            state.remove(context.directory)
-            raise
+        found, findings = restore.at_create(context.config, context.store, image, target, spec, wish)
     warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
     _audit(context, "restore", found.image, "held", digest=found.digest, warnings=warnings)
     return 0

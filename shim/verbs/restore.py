@@ -28,6 +28,7 @@ _OURS = frozenset(
         "no-new-keyring",
         "tcp-established",
         "tcp-close",
+        "file-locks",
         "manage-cgroups-mode",
     }
 )
@@ -79,7 +80,6 @@ def serve(context: Context) -> int | None:
                 engine,
                 tcp="keep" if "tcp-established" in options else "close",
             )
-            state.remove(context.directory)
     except Exception as error:
         _audit(context, image_path, f"failed: {error}")
         raise
