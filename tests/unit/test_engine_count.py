@@ -1,0 +1,65 @@
+"""The plugin that counts real-engine tests and forbids skipping them silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest((Path(__file__).parents[1] / "conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers =\n    engine: real\n")
+    return pytester
+
+
+def test_counts_only_what_is_marked(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pytest
+
+        def test_plain(): pass
+
+        @pytest.mark.engine
+        def test_good(): pass
+
+        @pytest.mark.engine
+        def test_bad(): assert False
+
+        @pytest.mark.engine
+        @pytest.mark.skip(reason="no such kernel")
+        def test_not_here(): pass
+
+        @pytest.fixture
+        def broken(): raise RuntimeError
+
+        @pytest.mark.engine
+        def test_without_its_fixture(broken): pass
+        """
+    )
+    result = suite.runpytest_subprocess()
+    result.stdout.fnmatch_lines(["real-engine tests: 1 passed, 2 failed, 1 skipped"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    "how", ["@pytest.mark.skip", '@pytest.mark.skip(reason="")', "", "@pytest.mark.xfail"]
+)
+def test_a_skip_without_a_reason_fails_the_run(suite: pytest.Pytester, how: str) -> None:
+    body = "assert False" if "xfail" in how else "pass" if how else "pytest.skip()"
+    suite.makepyfile(f"import pytest\n\n@pytest.mark.engine\n{how}\ndef test_it():\n    {body}\n")
+    result = suite.runpytest_subprocess()
+    result.stdout.fnmatch_lines(
+        ["skipped without a reason: *test_it", "real-engine tests: 0 passed, 0 failed, 1 sk*"]
+    )
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_skip_with_a_reason_is_fine(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        "import pytest\n\n@pytest.mark.engine\ndef test_it(): pytest.skip('no dirty tracking')\n"
+    )
+    assert suite.runpytest_subprocess().ret == pytest.ExitCode.OK
