@@ -31,11 +31,14 @@ PACKAGES = (
     "linux-image-cloud-amd64",
     # what makes a Debian root
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "findutils", "grep", "libc-bin", "sed"),
-    *("kmod", "mount", "procps", "tar", "util-linux"),
-    "busybox-static",  # init, the initial root, and the containers of the tests
+    *("kmod", "mount", "procps", "util-linux"),
+    *("gzip", "tar"),  # CRIU packs the contents of a tmpfs with them
+    "busybox-static",  # the initial root, and the containers of the tests
     "iproute2",
+    "libstdc++6",  # of gRPC, with which the tests speak to containerd
     "nftables",
     "python3",  # the agent's; torpor runs with the host's interpreter
+    "systemd",
 )
 NEEDLESS = tuple(f"/usr/share/{folder}/*" for folder in ("doc", "man", "locale", "info"))
 
@@ -51,32 +54,26 @@ until [ -b /dev/vda ]; do
 done
 busybox mount -t ext4 /dev/vda /new
 busybox mount --move /dev /new/dev
-exec /bin/busybox switch_root /new /sbin/init
+exec /bin/busybox switch_root /new /usr/lib/systemd/systemd
 """
 
-# What an init system does on a node with pure cgroup v2, and nothing else.
-SET_UP = """\
+# No udev runs: modules that nothing asks for by name are loaded here.
+START_UP = """\
 #!/bin/sh
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mkdir -p /dev/pts /dev/shm /dev/mqueue
-mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
-mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-mount -t mqueue mqueue /dev/mqueue
-mount -t tmpfs -o mode=755 tmpfs /run
-mount -t tmpfs -o mode=1777 tmpfs /tmp
-mount -t cgroup2 -o nsdelegate,memory_recursiveprot cgroup2 /sys/fs/cgroup
-for controller in $(cat /sys/fs/cgroup/cgroup.controllers); do
-    echo "+$controller" > /sys/fs/cgroup/cgroup.subtree_control
-done
 ip link set lo up
 modprobe -a overlay veth bridge tun nf_tables virtio_net inet_diag tcp_diag udp_diag raw_diag unix_diag \
     netlink_diag af_packet_diag
 """
 
-INITTAB = """\
-::sysinit:/vm/set-up
-::respawn:/vm/agent.py
+# The only unit that is asked for: systemd starts what it needs for it, and no more.
+AGENT_UNIT = "torpor-agent.service"
+AGENT_UNIT_TEXT = """\
+[Unit]
+DefaultDependencies=no
+[Service]
+ExecStartPre=/vm/start-up
+ExecStart=/vm/agent.py
+KillMode=process
 """
 
 
@@ -213,13 +210,12 @@ def _furnish(root: Path) -> None:
     shutil.copy(root / "usr/share/base-passwd/group.master", root / "etc/group")
     (root / "etc/hostname").write_text("vm\n")
     (root / "etc/hosts").write_text("127.0.0.1 localhost vm\n")
-    (root / "etc/inittab").write_text(INITTAB)
-    init = root / "usr/sbin/init"
-    init.unlink(missing_ok=True)
-    init.symlink_to("../bin/busybox")
     for folder in ("proc", "sys", "dev", "run", "tmp", "root", "payload", "vm"):
         (root / folder).mkdir(exist_ok=True)
-    (root / "vm/set-up").write_text(SET_UP)
+    (root / "etc/machine-id").write_text(f"{0x70:032x}\n")
+    (root / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
+    (root / "etc/systemd/system" / AGENT_UNIT).write_text(AGENT_UNIT_TEXT)
+    (root / "vm/start-up").write_text(START_UP)
     shutil.copy(Path(__file__).with_name("agent.py"), root / "vm/agent.py")
     for program in (root / "vm").iterdir():
         program.chmod(0o755)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.vm.build import Image, locked
+from tests.vm.build import AGENT_UNIT, Image, locked
 
 EMULATOR = "qemu-system-x86_64"
 PORT_NAME = "torpor.vm"
@@ -31,9 +31,9 @@ BOOT_TIMEOUT_S = 180.0
 COMMAND_TIMEOUT_S = 120.0
 MARGIN_S = 30.0  # what the host waits longer than the guest: then the machine itself is stuck
 KERNEL_ARGUMENTS = (
-    "console=ttyS0 quiet panic=-1 mitigations=off apparmor=0 audit=0 cryptomgr.notests random.trust_cpu=on "
-    # one touched byte must make one page dirty, not two megabytes
-    "nokaslr tsc=reliable no_timer_check transparent_hugepage=never"
+    f"console=ttyS0 quiet panic=-1 systemd.unit={AGENT_UNIT} mitigations=off audit=0 cryptomgr.notests "
+    "random.trust_cpu=on nokaslr tsc=reliable no_timer_check "
+    "transparent_hugepage=never"  # one touched byte must make one page dirty, not two megabytes
 )
 
 

