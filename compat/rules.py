@@ -21,31 +21,38 @@ from engines.api import FileNeed, Finding, Needs, Severity
 Given = Literal["own", "joined", "host"]
 
 # glibc picks implementations by these at start-up, so a process that never mentions them jumps into them.
-_PICKED_BY_GLIBC = frozenset(
+_PICKED = (
     "ssse3 sse4_1 sse4_2 popcnt avx avx2 fma fma4 bmi1 bmi2 abm movbe rtm avx512f avx512bw avx512cd avx512dq "
-    "avx512vl avx512_vbmi avx512_vbmi2".split()
+    "avx512vl avx512_vbmi avx512_vbmi2"
 )
+_PICKED_BY_GLIBC = frozenset(_PICKED.split())
 _TUNABLES: Mapping[str, str] = {"abm": "LZCNT"}  # where glibc's name differs from the kernel's
 # Programs that use these have asked the processor themselves. Flags in neither set (`erms`, `pcid`) make
 # things faster or safer, and no instruction depends on them.
-_INSTRUCTIONS = frozenset(
+_ASKED = (
     "aes vaes pclmulqdq vpclmulqdq sha_ni gfni rdrand rdseed adx f16c avx512ifma avx512_vnni avx512_bitalg "
     "avx512_vpopcntdq avx512_bf16 avx512_fp16 avx_vnni amx_tile amx_int8 amx_bf16 clflushopt clwb fsgsbase "
-    "cx16 pku asimd asimddp atomics crc32 pmull sha1 sha2 sha3 sha512 sve sve2".split()
+    "cx16 pku asimd asimddp atomics crc32 pmull sha1 sha2 sha3 sha512 sve sve2"
 )
+_INSTRUCTIONS = frozenset(_ASKED.split())
 _DROPPABLE_SINCE = (6, 11)
+_MAX_LINKS = 40  # the kernel's own limit
 _LINK_NAMES: Mapping[str, str] = {"network": "net", "mount": "mnt"}
 _NODE_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An image, the node and the spec that shall have it. dump_host: None if nobody recorded it."""
+    """An image, the node and the spec that shall have it.
+
+    dump_host: None if nobody recorded it. rootfs_path: the new root file system, None if it is not there yet.
+    """
 
     needs: Needs
     spec: Mapping[str, Any]
     node: Profile
     dump_host: DumpHost | None
+    rootfs_path: Path | None
 
 
 Rule = Callable[[Case], Iterator[Finding]]
@@ -240,9 +247,42 @@ def network_kind(case: Case) -> Iterator[Finding]:
         )
 
 
+def resolve(rootfs_path: Path | None, path: str) -> str:
+    """Where a destination really lies: runtimes follow links inside the root file system, and CRIU records
+    the result (`/var/run/secrets` becomes `/run/secrets`). Without a root file system the path as it is.
+    """
+    if rootfs_path is None:
+        return _clean(path)
+    waiting = path.split("/")[::-1]
+    found: list[str] = []
+    links = 0
+    while waiting:
+        name = waiting.pop()
+        if name == "..":
+            found[-1:] = []
+        elif name not in {"", "."}:
+            here = rootfs_path.joinpath(*found, name)
+            if links < _MAX_LINKS and here.is_symlink():
+                links += 1
+                target = str(here.readlink())
+                found = [] if target.startswith("/") else found
+                waiting += target.split("/")[::-1]
+            else:
+                found.append(name)
+    return "/" + "/".join(found)
+
+
+def specified_mounts(spec: Mapping[str, Any], rootfs_path: Path | None) -> dict[str, Mapping[str, Any]]:
+    """A spec's mounts by where they really lie; of several in one place the last, which hides the others."""
+    entries: Sequence[Mapping[str, Any]] = spec.get("mounts") or ()
+    return {resolve(rootfs_path, str(entry.get("destination"))): entry for entry in entries}
+
+
 def mounts(case: Case) -> Iterator[Finding]:
     """Mounts are matched by destination. One that only the new spec has would silently be missing."""
-    specified = {_clean(m.get("destination")): m for m in case.spec.get("mounts") or ()}
+    specified = specified_mounts(case.spec, case.rootfs_path)
+    # Without the root file system a link may hide that two paths are one.
+    severity: Severity = "refuse" if case.rootfs_path else "unknown"
     hidden = {_clean(path) for path in part(case.spec, "linux").get("maskedPaths") or ()}
     image = {mount.destination: mount for mount in case.needs.mounts}
     for path, mount in image.items():
@@ -250,7 +290,7 @@ def mounts(case: Case) -> Iterator[Finding]:
         if mount.external and not ours and not _is_bind(specified.get(path, {})):
             yield finding(
                 "mounts.missing",
-                "refuse",
+                severity,
                 f"the image has a mount on '{path}', for which the new spec names no source",
                 f"mount something on '{path}' in the new container",
             )
@@ -261,7 +301,7 @@ def mounts(case: Case) -> Iterator[Finding]:
         if found is None:
             yield finding(
                 "mounts.added",
-                "refuse",
+                severity,
                 f"the new spec mounts '{entry.get('source')}' on '{path}', where the image has nothing; the "
                 "restored container would not see it",
                 "leave the mount out, or take the checkpoint of a container that has it",
@@ -287,21 +327,19 @@ def _clean(path: Any) -> str:
 # --- open files ----------------------------------------------------------------------------------------
 
 
-def files(case: Case, rootfs_path: Path | None) -> Iterator[Finding]:
+def files(case: Case, *, complete: bool) -> Iterator[Finding]:
     """Open and mapped files must be there with the same size and mode: CRIU refuses anything else.
 
-    rootfs_path: the new root file system with the image's changes already in it, None to look only at what
-    the spec binds in from elsewhere.
+    complete: the image's changes are already in the root file system; else only what the spec binds in from
+    elsewhere can be looked at.
     """
-    sources = {
-        _clean(entry.get("destination")): Path(str(entry.get("source")))
-        for entry in case.spec.get("mounts") or ()
-        if _is_bind(entry)
-    }
+    specified = specified_mounts(case.spec, case.rootfs_path)
+    sources = {path: Path(str(entry.get("source"))) for path, entry in specified.items() if _is_bind(entry)}
+    root = case.rootfs_path if complete else None
     destinations = sorted({mount.destination for mount in case.needs.mounts}, key=len, reverse=True)
     for need in case.needs.files:
         base = next((path for path in destinations if _beneath(need.path, path)), "/")
-        source = sources.get(base) if base != "/" else rootfs_path
+        source = sources.get(base) if base != "/" else root
         if source is not None:
             inside = need.path.removeprefix(base).lstrip("/")
             yield from _same_file(need, source / inside if inside else source)

@@ -16,17 +16,26 @@ def judge(
     spec: Mapping[str, Any],
     *,
     dump_host: DumpHost | None,
+    rootfs_path: Path | None = None,
     node: Profile | None = None,
     cache_path: Path | None = None,
 ) -> tuple[Finding, ...]:
     """Run every rule that can be decided before anything is touched; empty if all is well.
 
-    dump_host: the node that made the image, None if nobody recorded it. node: the one to judge for, None for
+    dump_host: the node that made the image, None if nobody recorded it. rootfs_path: the new container's,
+    as it is before the image's changes, None if it is not there yet (mounts are then judged less surely).
+    node: the one to judge for, None for
     this one. cache_path: see `profile.load`.
     """
-    case = rules.Case(needs=needs, spec=spec, node=node or profile.load(cache_path), dump_host=dump_host)
+    case = rules.Case(
+        needs=needs,
+        spec=spec,
+        node=node or profile.load(cache_path),
+        dump_host=dump_host,
+        rootfs_path=rootfs_path,
+    )
     found = [finding for rule in rules.ALL for finding in rule(case)]
-    return (*found, *rules.files(case, None))
+    return (*found, *rules.files(case, complete=False))
 
 
 def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tuple[Finding, ...]:
@@ -34,5 +43,7 @@ def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tup
 
     rootfs_path: the new container's. Cheap: one stat for each file.
     """
-    case = rules.Case(needs=needs, spec=spec, node=profile.load(None), dump_host=None)
-    return tuple(rules.files(case, rootfs_path))
+    case = rules.Case(
+        needs=needs, spec=spec, node=profile.load(None), dump_host=None, rootfs_path=rootfs_path
+    )
+    return tuple(rules.files(case, complete=True))

@@ -7,6 +7,7 @@ what the container can reach.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from engines.api import Finding, ImageIncompatible, Needs, WiderPrivileges
@@ -22,18 +23,20 @@ def check(
     manifest: Manifest | None,
     *,
     allowed_hooks: Collection[str] = (),
+    rootfs_path: Path | None = None,
     inherited_rlimits: Mapping[str, int] | None = None,
 ) -> tuple[Finding, ...]:
     """Compare an image with the spec of the container it shall become; empty if nothing is wider.
 
     manifest: what was recorded at the dump, None if nobody did.
     allowed_hooks: absolute paths of OCI hooks that may run at a restore.
+    rootfs_path: the new container's, in which the destinations of its mounts are resolved, None if unknown.
     inherited_rlimits: hard limits of the runtime's caller by name, None to ask this process.
     """
     recorded = manifest.security.seccomp_digest if manifest else None
     return (
         *check_tasks(spec, needs, recorded_seccomp=recorded, inherited=inherited_rlimits),
-        *check_container(spec, needs, allowed_hooks=allowed_hooks),
+        *check_container(spec, needs, allowed_hooks=allowed_hooks, rootfs_path=rootfs_path),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compat.rules import given, part
+from compat.rules import given, part, specified_mounts
 from engines.api import DeviceNeed, Finding, IdMapping, Needs, TaskNeeds
 from shim.privileges import Grant, Offence, grouped, mask
 
@@ -25,18 +25,19 @@ _ALWAYS: Sequence[Mapping[str, Any]] = tuple(
 
 
 def check_container(
-    spec: Mapping[str, Any], needs: Needs, *, allowed_hooks: Collection[str]
+    spec: Mapping[str, Any], needs: Needs, *, allowed_hooks: Collection[str], rootfs_path: Path | None = None
 ) -> Iterator[Finding]:
     """Findings for everything in which the image's container reaches further than the new spec allows.
 
-    allowed_hooks: absolute paths of the OCI hooks that may run at a restore.
+    allowed_hooks: absolute paths of the OCI hooks that may run at a restore. rootfs_path: the new
+    container's, in which the destinations of its mounts are resolved.
     """
     yield from _namespaces(spec, needs)
     yield from _nested(spec, needs)
     yield from _user_namespace(spec, needs)
     yield from _devices(spec, needs)
     yield from _shared(needs)
-    yield from _read_only(spec, needs)
+    yield from _read_only(spec, needs, rootfs_path)
     yield from _masked(spec, needs)
     yield from _hooks(spec, allowed_hooks)
 
@@ -190,12 +191,13 @@ def _shared(needs: Needs) -> Iterator[Finding]:
 # --- the file system -----------------------------------------------------------------------------------
 
 
-def _read_only(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+def _read_only(spec: Mapping[str, Any], needs: Needs, rootfs_path: Path | None) -> Iterator[Finding]:
     """Mounts come back with the flags they had."""
     writable = {mount.destination for mount in needs.mounts if not mount.readonly}
     mounted = {mount.destination for mount in needs.mounts}
     remedy = "make it writable in the new spec, or take the checkpoint of a container that has it read-only"
-    wanted = [_clean(str(m.get("destination"))) for m in spec.get("mounts") or () if _is_read_only(m)]
+    specified = specified_mounts(spec, rootfs_path)
+    wanted = [path for path, entry in specified.items() if _is_read_only(entry)]
     if part(spec, "root").get("readonly"):
         wanted.append("/")
     for path in dict.fromkeys(wanted):
