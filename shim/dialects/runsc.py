@@ -34,15 +34,14 @@ def translate(call: Call, extra: list[str]) -> list[str]:
 
     extra: global options of this node's gVisor set-up, put before the caller's verb.
     """
-    known = _VERBS.get(call.verb)
-    if call.problem or call.wants_help or known is None:
+    if call.problem or call.wants_help or not call.verb:
         return extra + call.argv
-    argv: list[str] = []
-    for name, value in call.global_pairs:
-        if name in _GLOBAL:
-            argv.append(_option(name, value))
+    argv = [_option(name, value) for name, value in call.global_pairs if name in _GLOBAL]
     argv += extra
     argv.append(call.verb)
+    known = _VERBS.get(call.verb)
+    if known is None:
+        return argv + call.argv[len(call.global_args) + 1 :]
     for name, value in call.pairs:
         if name in known:
             argv.append(_option(name, value))
