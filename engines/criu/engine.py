@@ -47,6 +47,7 @@ from engines.criu.runtime import Container, Runtime
 from engines.criu.undo import Outcome, undo_pending
 
 _LOG_BYTES = 1 << 20
+_FREEZE_S = 1.0
 _CAPABILITIES: frozenset[Capability] = frozenset(
     {
         "leave-running",
@@ -131,21 +132,17 @@ class CriuEngine:
         elif request.leave_running:
             argv += ["--leave-running"]
         argv += [*config.DUMP_FLAGS, *request.extra_args, request.container_id]
-        phases = _DumpPhases(request, journal, container)
+        phases = _DumpPhases(request, journal, container, freezer, quiet=operation == "pre-dump")
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             if made:
                 request.image_path.mkdir(mode=0o700)
             Path(journal.config_path).write_text(config.dump_config(script.path))
-            # CRIU stops at no point of its own in the host's network namespace, so it is frozen here.
-            if request.on_phase and operation == "checkpoint" and phases.netns_path is None and freezer:
-                freezer.freeze(timeout_s=guarded.remaining_s())
-                phases.frozen()
             ended = self._run(argv, guarded, script, phases.stage, inherit=False)
             if ended.returncode or ended.timed_out or ended.refused:
                 outcome = guarded.undo()
                 if not outcome.completed:
                     self._raise_dump(words, ended, outcome)
-            elif freezer and not was_frozen and request.leave_running:
+            elif freezer and not was_frozen:
                 freezer.thaw()
             stats = wire.dump_numbers(self._work_path)
             calls.cap(self._work_path / "dump.log", limit_bytes=_LOG_BYTES)
@@ -354,39 +351,61 @@ class CriuEngine:
 
 
 class _DumpPhases:
-    """Answers CRIU at the stages of a dump."""
+    """Answers CRIU at the stages of a dump. quiet: a pre-dump, which has no phases."""
 
-    def __init__(self, request: CheckpointRequest, journal: Journal, container: Container) -> None:
+    def __init__(
+        self,
+        request: CheckpointRequest,
+        journal: Journal,
+        container: Container,
+        freezer: cgroups.Freezer | None,
+        *,
+        quiet: bool,
+    ) -> None:
         self._request = request
         self._journal = journal
         self._pid = container.pid
+        self._freezer = freezer
         theirs = Path(f"/proc/{container.pid}/ns/net")
-        self.netns_path = None if theirs.readlink() == Path("/proc/self/ns/net").readlink() else theirs
+        self._netns_path = None if theirs.readlink() == Path("/proc/self/ns/net").readlink() else theirs
+        self._on_phase = None if quiet else request.on_phase
         self._told = False
 
-    def frozen(self) -> None:
-        """Nothing runs any more, nothing has been copied."""
-        self._told = True
-        if self._request.on_phase:
-            info = PhaseInfo(pid=self._pid, netns_path=self.netns_path, lock_table=None)
-            self._request.on_phase("frozen", info)
-
     def stage(self, stage: Stage) -> None:
-        """CRIU waits at a stage. `network-lock` comes after the freeze and before the first copy."""
-        if stage.action == "network-lock":
-            self.frozen()
+        """CRIU waits at a stage."""
+        if stage.action == "pre-dump":
+            # CRIU's own way of freezing looks again only every 100 ms. If ours fails, it does it itself.
+            if (
+                self._freezer
+                and not self._journal.was_frozen
+                and not self._freezer.freeze(timeout_s=_FREEZE_S)
+            ):
+                self._freezer.thaw()
+            elif self._freezer and self._netns_path is None:
+                # In the host's network namespace CRIU has no later stage before it copies. It seizes the
+                # tasks before it thaws them, so they do not run in between.
+                self._frozen()
+        elif stage.action == "network-lock":
+            self._frozen()
         elif stage.action == "post-dump":
-            if not self._told:
-                self.frozen()
-            if self._request.on_phase:
-                table = wire.lock_table(self._request.image_path) if self.netns_path else None
-                info = PhaseInfo(pid=self._pid, netns_path=self.netns_path, lock_table=table)
-                self._request.on_phase("dumped", info)
-            if not self._request.leave_running:
-                # From here on CRIU may kill the source: then the image is all there is, and must stay.
-                self._journal.tasks = cgroups.tasks(self._journal.groups)
-                self._journal.committed = True
-                self._journal.write()
+            self._frozen()
+            self._dumped()
+
+    def _frozen(self) -> None:
+        if self._on_phase and not self._told:
+            self._told = True
+            self._on_phase("frozen", PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=None))
+
+    def _dumped(self) -> None:
+        if self._on_phase:
+            table = wire.lock_table(self._request.image_path) if self._netns_path else None
+            info = PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=table)
+            self._on_phase("dumped", info)
+        if not self._request.leave_running:
+            # From here on CRIU may kill the source: then the image is all there is, and must stay.
+            self._journal.tasks = cgroups.tasks(self._journal.groups)
+            self._journal.committed = True
+            self._journal.write()
 
 
 class _RestorePhases:
