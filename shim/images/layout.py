@@ -24,6 +24,8 @@ DUMP_LOG = "dump.log"
 STATS_DUMP = "stats-dump"
 TIMINGS = "timings.json"
 
+UNSEALED = frozenset({MANIFEST, TIMINGS})  # known only when the image is closed: not in its digest
+
 NO_NAMESPACE = "_"  # directory of images that belong to no namespace; no valid namespace is spelled so
 MAX_NAME_CHARS = 128
 

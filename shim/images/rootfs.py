@@ -124,8 +124,9 @@ def write_diff(
 
     mount_points: destinations of the specification's mounts; empty files that the runtime made there are
     left out. full_copy: keep a plain directory whole. Sockets (CRIU makes them again) and device nodes are
-    left out and named in the result. Raises NotSupported for a plain directory without `full_copy` and for renamed
-    directories that only point into a lower layer, ImageError if writing fails; then neither file is left.
+    left out and named in the result. Raises NotSupported for a plain directory without `full_copy` and for
+    renamed directories that only point into a lower layer, ImageError if writing fails; then neither file is
+    left.
     """
     if view.kind == "directory" and not full_copy:
         raise NotSupported(

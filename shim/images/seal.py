@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engines.api import ImageCorrupt, ImageError
 from shim.images.beneath import open_plain
-from shim.images.layout import CHECKPOINT, MANIFEST, is_page_file
+from shim.images.layout import CHECKPOINT, MANIFEST, UNSEALED, is_page_file
 from shim.images.manifest import FileDigest, Manifest
 
 N_HASH_THREADS = 2
@@ -61,15 +61,17 @@ def locate(name: str, *, checkpoint_path: Path, extras_path: Path) -> tuple[Path
 
 
 def list_files(*, checkpoint_path: Path, extras_path: Path) -> dict[str, int]:
-    """Names and sizes (bytes) of an image's files but the manifest. Raises ImageError on a link or device."""
+    """Names and sizes (bytes) of an image's files that belong to its digest.
+
+    Raises ImageError on a link or device.
+    """
     found: dict[str, int] = {}
     split = extras_path.parent == checkpoint_path
     for name, size_bytes in _walk(checkpoint_path, skip=extras_path.name if split else ""):
         found[f"{CHECKPOINT}/{name}"] = size_bytes
     for name, size_bytes in _walk(extras_path, skip="" if split else CHECKPOINT):
         found[name] = size_bytes
-    found.pop(MANIFEST, None)
-    return found
+    return {name: size_bytes for name, size_bytes in found.items() if name not in UNSEALED}
 
 
 def _walk(top: Path, *, skip: str) -> Iterator[tuple[str, int]]:

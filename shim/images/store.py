@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +29,7 @@ from shim.errors import AdmissionRefused, ShimError, UnknownImage
 from shim.images.beneath import exchange, read_plain
 from shim.images.documents import MAX_DOCUMENT_BYTES, decode_needs
 from shim.images.layout import CHECKPOINT, MANIFEST, NEEDS, NO_NAMESPACE, Reference, check_name
-from shim.images.manifest import Manifest, digest_of, now, parse_manifest
+from shim.images.manifest import FileDigest, Manifest, digest_of, now, parse_manifest
 from shim.images.seal import OnBytes, cause_of, check_files, list_files, seal, write_file
 
 _UNSAFE_BITS = 0o077
@@ -101,14 +101,15 @@ class Store:
         *,
         manifest: Manifest | None = None,
         replace: bool = False,
+        known: Mapping[str, FileDigest] | None = None,
         on_bytes: OnBytes | None = None,
     ) -> Image:
         """Make the staged directory the image of that name.
 
         manifest: seal the directory with it (hashes every file); None if it was sealed before, then names
         and sizes are compared. replace: an existing image of the name gives way, in one step where the file
-        system can. on_bytes: progress of hashing. Raises ImageExists, ImageCorrupt, ImageError; then nothing
-        is left.
+        system can. known: digests that were just checked. on_bytes: progress of hashing. Raises ImageExists,
+        ImageCorrupt, ImageError; then nothing is left.
         """
         check_name(reference.name)
         if reference.namespace:
@@ -119,7 +120,13 @@ class Store:
                 raise self._exists(reference)
             checkpoint_path = staged / CHECKPOINT
             if manifest is not None:
-                seal(manifest, checkpoint_path=checkpoint_path, extras_path=staged, on_bytes=on_bytes)
+                seal(
+                    manifest,
+                    checkpoint_path=checkpoint_path,
+                    extras_path=staged,
+                    known=known,
+                    on_bytes=on_bytes,
+                )
             image = self._load(staged, reference)
             sizes = list_files(checkpoint_path=checkpoint_path, extras_path=staged)
             if sizes != {name: file.size_bytes for name, file in image.manifest.files.items()}:

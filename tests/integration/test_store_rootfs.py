@@ -291,7 +291,7 @@ def test_undo_of_relative_layers(overlays: Overlays, lower: Path, tmp_path: Path
     assert (target.path / "data/one").read_text() == "1"
 
 
-def test_disk_full_is_said_before_anything_is_touched(
+def test_full_disk_is_said_before_anything_is_touched(
     overlays: Overlays, lower: Path, tmp_path: Path
 ) -> None:
     source = overlays.mount("a", [lower])
