@@ -146,7 +146,7 @@ class CriuEngine:
                 freezer.thaw()
             stats = wire.dump_numbers(self._work_path)
             calls.cap(self._work_path / "dump.log", limit_bytes=_LOG_BYTES)
-        sizes = {entry.name: entry.stat().st_size for entry in request.image_path.iterdir()}
+        sizes = phases.sizes or _sizes(request.image_path)
         total_s = time.monotonic() - started
         if stats is None:
             return DumpStats(frozen_s=0.0, total_s=total_s, image_bytes=sum(sizes.values()))
@@ -370,6 +370,7 @@ class _DumpPhases:
         self._netns_path = None if theirs.readlink() == Path("/proc/self/ns/net").readlink() else theirs
         self._on_phase = None if quiet else request.on_phase
         self._told = False
+        self.sizes: dict[str, int] = {}
 
     def stage(self, stage: Stage) -> None:
         """CRIU waits at a stage."""
@@ -397,6 +398,8 @@ class _DumpPhases:
             self._on_phase("frozen", PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=None))
 
     def _dumped(self) -> None:
+        # Now: whoever is told that the image is complete may move it to its place.
+        self.sizes = _sizes(self._request.image_path)
         if self._on_phase:
             table = wire.lock_table(self._request.image_path) if self._netns_path else None
             info = PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=table)
@@ -426,6 +429,11 @@ class _RestorePhases:
                 pid=stage.init_pid, netns_path=netns, lock_table=wire.lock_table(self._request.image_path)
             )
             self._request.on_phase("restored", info)
+
+
+def _sizes(image_path: Path) -> dict[str, int]:
+    """File names and sizes (bytes) of an image."""
+    return {entry.name: entry.stat().st_size for entry in image_path.iterdir()}
 
 
 # --- checks before anything is touched -----------------------------------------------------------------
