@@ -71,14 +71,15 @@ def serve(context: Context) -> int | None:
     )
 
     def finish(manifest: Manifest) -> None:
-        seal(manifest, checkpoint_path=image_path, extras_path=extras_path)
+        flatten(image_path)
+        seal(manifest, checkpoint_path=image_path, extras_path=image_path)
 
     try:
         _, timings = take(source, context.config, wanted, finish)
     except Exception as error:
         _audit(context, image_path, f"failed: {error}")
         raise
-    write_file(extras_path / layout.TIMINGS, timing.encode(timings))
+    write_file(image_path / f"{layout.EXTRAS_PREFIX}{layout.TIMINGS}", timing.encode(timings))
     timing.record(context.config.store_path, timings)
     _audit(context, image_path, "left running" if wanted.leave_running else "stopped")
     return 0

@@ -89,12 +89,12 @@ def serve(context: Context) -> int | None:
 
 def _manifest(image_path: Path) -> Manifest | None:
     """Torpor's own manifest in a caller's directory, its files checked; None if torpor did not write it."""
-    extras_path = image_path / layout.EXTRAS
-    if not (extras_path / layout.MANIFEST).is_file():
+    name = f"{layout.EXTRAS_PREFIX}{layout.MANIFEST}"
+    if not (image_path / name).is_file():
         return None
     what = f"image '{image_path}'"
-    manifest = parse_manifest(read_plain(extras_path, layout.MANIFEST, MAX_DOCUMENT_BYTES), what=what)
-    check_files(manifest, checkpoint_path=image_path, extras_path=extras_path, pages=False, what=what)
+    manifest = parse_manifest(read_plain(image_path, name, MAX_DOCUMENT_BYTES), what=what)
+    check_files(manifest, checkpoint_path=image_path, extras_path=image_path, pages=False, what=what)
     return manifest
 
 
