@@ -6,6 +6,7 @@ on the way, and the archive is copied into the store, and verified there, before
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -45,12 +46,8 @@ def take(config: Config, store: Store, path: Path, *, namespace: str, inspect: I
         identity = f"{path}\0{found.st_dev}\0{found.st_ino}\0{found.st_mtime_ns}\0{found.st_size}"
         name = f"archive-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:32]}"
         reference = Reference(namespace=namespace, name=name)
-        try:
+        with contextlib.suppress(UnknownImage):
             return store.resolve(reference)
-        except UnknownImage:
-            pass
-        try:
+        with contextlib.suppress(ImageExists):  # another container of the pod was faster
             import_archive(file, store, reference, inspect=inspect, torpor_version=VERSION)
-        except ImageExists:
-            pass  # another container of the pod was faster
         return store.resolve(reference)
