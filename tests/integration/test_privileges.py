@@ -1,0 +1,443 @@
+"""No privilege by restore, with images that CRIU really wrote: one test per field.
+
+Each container is dumped with more than a plain spec grants. Its image must pass under the spec it was dumped
+with, and be refused under the plain one, by the rule of that field and no other.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat import profile, verdict
+from engines.api import Finding, ImageCorrupt, ImageNotFound, Needs
+from engines.criu.images import ImageReader
+from engines.criu.inspect import inspect
+from shim import admission
+from shim.images.manifest import Manifest, Program, Rootfs, Source, build_manifest
+from shim.privileges import mask
+from tests.support.containers import CAPABILITIES, PREFIX, Lab, Output, lab, until
+
+pytestmark = pytest.mark.engine
+
+PYCRIU = PREFIX / "python"
+SHELL = ["/bin/sh", "-c", "echo ready; while :; do sleep 1; done"]
+Edit = Callable[[dict[str, Any]], object]
+
+
+def nothing(_: dict[str, Any]) -> None:
+    """The plain spec."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
+    path = tmp_path_factory.mktemp("privileges")
+    for folder in (path, *path.parents):  # a mapped root must be able to reach the bundle
+        if folder.stat().st_mode & 0o001 == 0:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    with lab(path) as made:
+        yield made
+
+
+class Dumped:
+    """One image, the spec it was dumped with, and that spec less what the test added."""
+
+    def __init__(self, place: Lab, name: str, args: Sequence[str], edit: Edit) -> None:
+        bundle = place.bundle(name, args)
+        path = bundle / "config.json"
+        self.plain: dict[str, Any] = json.loads(path.read_text())
+        self.spec = copy.deepcopy(self.plain)
+        edit(self.spec)
+        configuration = bundle / "criu.conf"
+        configuration.write_text("network-lock nftables\nmanage-cgroups=ignore\nfile-locks\nghost-limit 8M\n")
+        written = {**self.spec, "annotations": {"org.criu.config": str(configuration)}}
+        path.write_text(json.dumps(written))
+        self.image_path = place.path / "images" / name
+        container = place.new_id(name)
+        output: Output = place.runc.run(bundle, container)
+        until(lambda: "ready" in output.text, what=f"{name} is ready: {output.text}")
+        arguments = ("--image-path", self.image_path, "--work-path", place.path / "work" / name)
+        (place.path / "work" / name).mkdir(parents=True)
+        place.runc("checkpoint", *arguments, "--leave-running", container)
+        place.runc.delete(container)
+        self.rootfs_path = bundle / "rootfs"
+        self.needs = inspect(self.image_path, PYCRIU)
+
+    def check(self, spec: dict[str, Any], needs: Needs | None = None) -> tuple[Finding, ...]:
+        kept = _manifest(self.spec)
+        return admission.check(spec, needs or self.needs, kept, rootfs_path=self.rootfs_path)
+
+    def passes_itself_but_not_under(self, spec: dict[str, Any], rule: str) -> list[str]:
+        """Messages of the refusals under `spec`, all of which must be of this rule."""
+        assert [finding for finding in self.check(self.spec) if finding.severity == "refuse"] == []
+        refused = [finding for finding in self.check(spec) if finding.severity == "refuse"]
+        assert {finding.rule for finding in refused} == {rule}
+        return [finding.message for finding in refused]
+
+
+def _manifest(spec: dict[str, Any]) -> Manifest:
+    return build_manifest(
+        spec_data=json.dumps(spec).encode(),
+        source=Source(container_id="c"),
+        engine=Program(name="criu"),
+        runtime=Program(name="runc"),
+        torpor_version="0",
+        leave_running=True,
+        rootfs=Rootfs(kind="none"),
+        host=None,
+    )
+
+
+def dumped(place: Lab, name: str, edit: Edit = nothing, args: Sequence[str] = SHELL) -> Dumped:
+    return Dumped(place, name, args, edit)
+
+
+def without_namespace(kind: str) -> Edit:
+    def edit(spec: dict[str, Any]) -> None:
+        entries = spec["linux"]["namespaces"]
+        spec["linux"]["namespaces"] = [entry for entry in entries if entry["type"] != kind]
+        if kind == "uts":
+            spec.pop("hostname")
+
+    return edit
+
+
+def python(*lines: str) -> list[str]:
+    """A program that does something, says that it is ready and waits."""
+    text = "\n".join((*lines, "print('ready', flush=True)", "import time", "while True: time.sleep(1)"))
+    return ["python", "-IS", "-c", text]
+
+
+# --- one test per field --------------------------------------------------------------------------------
+
+
+def test_plain(place: Lab):
+    found = dumped(place, "plain")
+    assert found.check(found.spec) == ()
+    assert found.check(found.plain) == ()
+    first = found.needs.tasks[0]
+    assert (first.pid, first.uids, first.no_new_privs) == (1, (0, 0, 0, 0), True)
+    assert first.cap_bounding == mask(CAPABILITIES)
+    assert found.needs.namespaces["network"] == "own"
+    assert not found.needs.terminal
+    node = profile.load(None)
+    assert verdict.judge(found.needs, found.spec, dump_host=node, rootfs_path=found.rootfs_path) == ()
+    assert verdict.judge_files(found.needs, found.spec, found.rootfs_path) == ()
+
+
+def test_capabilities(place: Lab):
+    def more(spec: dict[str, Any]) -> None:
+        for kept in spec["process"]["capabilities"].values():
+            kept.append("CAP_SYS_ADMIN")
+
+    found = dumped(place, "capabilities", more)
+    messages = found.passes_itself_but_not_under(found.plain, "privileges.capabilities")
+    assert len(messages) == 5
+    assert all("CAP_SYS_ADMIN" in message for message in messages)
+
+
+def test_capabilities_of_a_single_thread(place: Lab):
+    """Credentials are per thread: the second one drops everything, the first one's are what counts."""
+    program = python(
+        "import ctypes, threading, time",
+        "class Header(ctypes.Structure): _fields_ = [('version', ctypes.c_uint32), ('pid', ctypes.c_int)]",
+        "def drop():",
+        "    libc = ctypes.CDLL(None, use_errno=True)",
+        "    header, data = Header(0x20080522, 0), (ctypes.c_uint32 * 6)()",
+        "    assert libc.capset(ctypes.byref(header), data) == 0, ctypes.get_errno()",
+        "    dropped.set()",
+        "    time.sleep(10000)",
+        "dropped = threading.Event()",
+        "threading.Thread(target=drop, daemon=True).start()",
+        "dropped.wait()",
+    )
+    found = dumped(place, "thread", args=program)
+    by_power = sorted(found.needs.tasks, key=lambda task: task.cap_permitted)
+    assert [task.cap_permitted for task in by_power] == [0, mask(CAPABILITIES)]
+
+    def powerless(spec: dict[str, Any]) -> None:
+        for name in spec["process"]["capabilities"]:
+            spec["process"]["capabilities"][name] = []
+
+    new = copy.deepcopy(found.plain)
+    powerless(new)
+    messages = found.passes_itself_but_not_under(new, "privileges.capabilities")
+    assert any(message.startswith(f"task {by_power[1].pid} ") for message in messages)
+
+
+def mapped(spec: dict[str, Any]) -> None:
+    """A user namespace. Without CAP_SYS_RESOURCE, which machines like the tests' lack, CRIU can dump a task
+    that is not root only in one. The machine's Python may lie where a mapped root cannot go.
+    """
+    spec["linux"]["namespaces"].append({"type": "user"})
+    for field in ("uidMappings", "gidMappings"):
+        spec["linux"][field] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    kept = ("/usr", "/proc", "/dev")
+    spec["mounts"] = [entry for entry in spec["mounts"] if entry["destination"].startswith(kept)]
+    spec["linux"]["maskedPaths"] = [path for path in spec["linux"]["maskedPaths"] if path.startswith("/proc")]
+
+
+def as_user(spec: dict[str, Any]) -> None:
+    mapped(spec)
+    spec["process"]["user"] = {"uid": 1000, "gid": 1000, "additionalGids": [50]}
+    spec["process"]["capabilities"] = {"bounding": CAPABILITIES}
+
+
+def test_user(place: Lab):
+    """Root in the image, a user of its own in the new spec."""
+    found = dumped(place, "root", mapped)
+    new = copy.deepcopy(found.spec)
+    new["process"]["user"] = {"uid": 1000, "gid": 0}
+    for kept in new["process"]["capabilities"].values():
+        kept.remove("CAP_SETUID")
+    refused = [finding for finding in found.check(new) if finding.rule == "privileges.user"]
+    assert "runs as uid 0, but the new spec runs as uid 1000 without CAP_SETUID" in refused[0].message
+    with pytest.raises(admission.WiderPrivileges, match=r"privileges\.user"):
+        admission.refuse(found.check(new), what="root")
+
+
+def test_user_that_is_not_root(place: Lab):
+    """Another user in the image than in the new spec, and groups that the new one does not give."""
+    found = dumped(place, "user", as_user)
+    assert found.needs.tasks[0].uids == (1000, 1000, 1000, 1000)
+    assert found.needs.tasks[0].groups == (50,)
+    other = copy.deepcopy(found.spec)
+    other["process"]["user"]["uid"] = 1001
+    found.passes_itself_but_not_under(other, "privileges.user")
+    fewer = copy.deepcopy(found.spec)
+    fewer["process"]["user"]["additionalGids"] = []
+    assert "is in group 50" in found.passes_itself_but_not_under(fewer, "privileges.groups")[0]
+    root = copy.deepcopy(found.spec)
+    root["process"]["user"] = {"uid": 0, "gid": 0}
+    root["process"]["capabilities"] = {"bounding": CAPABILITIES, "permitted": CAPABILITIES}
+    assert found.check(root) == ()
+
+
+def test_no_new_privs(place: Lab):
+    found = dumped(place, "no-new-privs", lambda spec: spec["process"].update(noNewPrivileges=False))
+    found.passes_itself_but_not_under(found.plain, "privileges.no-new-privs")
+
+
+SECCOMP = {
+    "defaultAction": "SCMP_ACT_ALLOW",
+    "syscalls": [{"names": ["ptrace"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
+}
+
+
+def test_seccomp(place: Lab):
+    found = dumped(place, "seccomp")
+    assert found.needs.tasks[0].seccomp_mode == "disabled"
+    demanding = copy.deepcopy(found.plain)
+    demanding["linux"]["seccomp"] = copy.deepcopy(SECCOMP)
+    found.passes_itself_but_not_under(demanding, "privileges.seccomp")
+    # Whatever the manifest says, the tasks of this image have no filter.
+    forged = admission.check(demanding, found.needs, _manifest(demanding), rootfs_path=found.rootfs_path)
+    assert "has no seccomp filter" in forged[0].message
+
+
+def test_seccomp_of_the_same_and_of_another_profile(place: Lab):
+    found = dumped(place, "filter", lambda spec: spec["linux"].update(seccomp=copy.deepcopy(SECCOMP)))
+    assert {task.seccomp_mode for task in found.needs.tasks} == {"filter"}
+    assert all(len(task.seccomp_filters) == 1 for task in found.needs.tasks)
+    assert found.check(found.plain) == ()
+    stricter = copy.deepcopy(found.spec)
+    stricter["linux"]["seccomp"]["syscalls"][0]["names"].append("mount")
+    found.passes_itself_but_not_under(stricter, "privileges.seccomp")
+
+
+def test_lsm(place: Lab):
+    """No security module is active where these tests usually run, so the label is put in by hand."""
+    found = dumped(place, "lsm")
+    demanding = copy.deepcopy(found.plain)
+    demanding["process"]["apparmorProfile"] = "container-default"
+    found.passes_itself_but_not_under(demanding, "privileges.lsm")
+    labelled = tuple(replace(task, lsm_profile="container-default (enforce)") for task in found.needs.tasks)
+    assert found.check(demanding, replace(found.needs, tasks=labelled)) == ()
+    other = tuple(replace(task, lsm_profile="unconfined") for task in found.needs.tasks)
+    assert [f.rule for f in found.check(demanding, replace(found.needs, tasks=other))] == ["privileges.lsm"]
+
+
+def test_rlimits(place: Lab):
+    entry = {"type": "RLIMIT_NOFILE", "soft": 512, "hard": 600}
+    found = dumped(place, "rlimits", lambda spec: spec["process"].update(rlimits=[entry]))
+    assert found.needs.tasks[0].rlimits["RLIMIT_NOFILE"] == (512, 600)
+    assert found.check(found.plain) == ()
+    tighter = copy.deepcopy(found.plain)
+    tighter["process"]["rlimits"] = [{**entry, "hard": 599}]
+    messages = found.passes_itself_but_not_under(tighter, "privileges.rlimits")
+    assert "RLIMIT_NOFILE 600, but the new spec allows 599" in messages[0]
+
+
+def test_user_namespace(place: Lab):
+    found = dumped(place, "userns", mapped)
+    assert found.needs.namespaces["user"] == "own"
+    other = copy.deepcopy(found.spec)
+    other["linux"]["uidMappings"][0]["hostID"] = 200000
+    found.passes_itself_but_not_under(other, "privileges.user-namespace")
+    none = copy.deepcopy(found.spec)
+    none["linux"]["namespaces"] = [n for n in none["linux"]["namespaces"] if n["type"] != "user"]
+    found.passes_itself_but_not_under(none, "privileges.user-namespace")
+    plain = dumped(place, "no-userns")
+    demanding = copy.deepcopy(plain.plain)
+    demanding["linux"]["namespaces"].append({"type": "user"})
+    plain.passes_itself_but_not_under(demanding, "privileges.user-namespace")
+
+
+def test_devices(place: Lab):
+    """A device of the container's own making, under the name of a harmless one, is known by its numbers."""
+
+    def allowed(spec: dict[str, Any]) -> None:
+        rule = {"allow": True, "type": "c", "major": 1, "minor": 11, "access": "rw"}
+        spec["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}, rule]}
+        node = {"path": "/dev/log-device", "type": "c", "major": 1, "minor": 11, "fileMode": 0o666}
+        spec["linux"]["devices"] = [node]
+
+    opening = python(
+        "import os", "os.rename('/dev/log-device', '/dev/full2')", "kept = open('/dev/full2', 'wb')"
+    )
+    found = dumped(place, "devices", allowed, opening)
+    opened = {(need.major, need.minor): need for need in found.needs.devices}
+    assert opened[(1, 11)].path == "/dev/full2"
+    assert opened[(1, 11)].access == "w"
+    assert opened[(1, 3)].path == "/dev/null"
+    messages = found.passes_itself_but_not_under(found.plain, "privileges.devices")
+    assert "'/dev/full2' (c 1:11)" in messages[0]
+
+
+@pytest.mark.parametrize("kind", ["network", "pid", "ipc", "uts"])
+def test_host_namespaces(place: Lab, kind: str):
+    found = dumped(place, f"host-{kind}", without_namespace(kind))
+    assert found.needs.namespaces[kind] == "host"
+    messages = found.passes_itself_but_not_under(found.plain, "privileges.namespaces")
+    assert f"lives in the host's {kind} namespace" in messages[0]
+
+
+def test_host_namespace_of_a_joined_one(place: Lab):
+    network = place.network("j")
+    found = dumped(
+        place,
+        "joined",
+        lambda spec: [
+            entry.update(path=str(network.pod_path))
+            for entry in spec["linux"]["namespaces"]
+            if entry["type"] == "network"
+        ],
+    )
+    assert found.needs.namespaces["network"] == "external"
+    assert found.check(found.spec) == ()
+    node = profile.load(None)
+    rules = {
+        f.rule for f in verdict.judge(found.needs, found.plain, dump_host=node, rootfs_path=found.rootfs_path)
+    }
+    assert rules == {"spec.network"}
+
+
+def test_nested_namespace(place: Lab):
+    """A task with a network namespace of its own inside the container, which only CAP_SYS_ADMIN allows."""
+
+    def admin(spec: dict[str, Any]) -> None:
+        for kept in spec["process"]["capabilities"].values():
+            kept.append("CAP_SYS_ADMIN")
+
+    program = python(
+        "import ctypes, os, time",
+        "if os.fork() == 0:",
+        "    assert ctypes.CDLL(None, use_errno=True).unshare(0x00020000) == 0",
+        "    print('ready', flush=True)",
+        "    time.sleep(10000)",
+        "time.sleep(0.5)",
+    )
+    found = dumped(place, "nested", admin, program)
+    assert len({task.namespaces["mount"] for task in found.needs.tasks}) == 2
+    assert found.check(found.spec) == ()
+    refused = found.check(found.plain)
+    assert "privileges.namespaces" in {finding.rule for finding in refused}
+
+
+def test_read_only_and_masked_paths(place: Lab):
+    def open_up(spec: dict[str, Any]) -> None:
+        spec["linux"]["maskedPaths"] = []
+        spec["linux"]["readonlyPaths"] = []
+
+    found = dumped(place, "open", open_up)
+    assert found.check(found.spec) == ()
+    rules = {finding.rule for finding in found.check(found.plain)}
+    assert rules == {"privileges.masked-paths", "privileges.read-only"}
+    sealed = copy.deepcopy(found.spec)
+    sealed["root"]["readonly"] = True
+    found.passes_itself_but_not_under(sealed, "privileges.read-only")
+
+
+# --- the reader ----------------------------------------------------------------------------------------
+
+
+def test_reader_refuses_damage(place: Lab, tmp_path: Path):
+    found = dumped(place, "damage")
+    with pytest.raises(ImageNotFound):
+        inspect(tmp_path / "absent", PYCRIU)
+    for name in ("inventory.img", "pstree.img", "core-1.img", "mm-1.img", "files.img", "seccomp.img"):
+        path = found.image_path / name
+        kept = path.read_bytes()
+        if len(kept) <= 12:  # an empty list of filters cannot be cut short
+            continue
+        for damage in (kept[:-1], kept[:6], b"", b"\0" * len(kept), kept[:8] + b"\xff" * (len(kept) - 8)):
+            path.write_bytes(damage)
+            with pytest.raises(ImageCorrupt, match=name):
+                inspect(found.image_path, PYCRIU)
+        path.unlink()
+        if name != "seccomp.img":
+            path.symlink_to("/etc/hostname")
+            with pytest.raises(ImageCorrupt):
+                inspect(found.image_path, PYCRIU)
+            path.unlink()
+        path.write_bytes(kept)
+    assert inspect(found.image_path, PYCRIU) == found.needs
+
+
+def test_reader_tells_files_and_sockets(place: Lab):
+    program = python(
+        "import os, socket",
+        "server = socket.socket()",
+        "server.bind(('127.0.0.1', 7007))",
+        "server.listen()",
+        "grown = open('/data/grown', 'w+'); grown.write('12345'); grown.flush()",
+        "log = open('/data/log', 'a')",
+        "gone = open('/data/gone', 'w'); os.unlink('/data/gone')",
+    )
+    found = dumped(place, "reader", args=program)
+    files = {need.path: need for need in found.needs.files}
+    assert files["/data/grown"].size_bytes == 5
+    assert files["/data/grown"].mode == 0o644
+    assert files["/data/log"].size_bytes == -1
+    assert not any("gone" in path for path in files)
+    assert any(need.build_id for need in found.needs.files)
+    assert [(s.protocol, s.state, s.address, s.port) for s in found.needs.sockets] == [
+        ("tcp", "listen", "127.0.0.1", 7007)
+    ]
+    assert found.needs.memory_bytes > 1 << 20
+    assert found.needs.xsave is not None
+    before = verdict.judge_files(found.needs, found.spec, found.rootfs_path)
+    assert before == ()
+    (found.rootfs_path / "data/grown").write_text("123456")
+    changed = verdict.judge_files(found.needs, found.spec, found.rootfs_path)
+    assert [finding.rule for finding in changed] == ["files.size"]
+
+
+def test_reader_tells_stopped_tasks(place: Lab):
+    """CRIU hangs over a stopped task on some kernels, so its state is put into a real image by hand."""
+    found = dumped(place, "stopped")
+    assert not found.needs.tasks[0].stopped
+    path = found.image_path / "core-1.img"
+    data = path.read_bytes()
+    core = ImageReader(found.image_path, PYCRIU).one("core-1.img", "CORE")
+    core.tc.task_state = 3
+    message = core.SerializeToString()
+    path.write_bytes(data[:8] + struct.pack("<I", len(message)) + message)
+    assert inspect(found.image_path, PYCRIU).tasks[0].stopped
