@@ -22,7 +22,7 @@ from shim.toolchain.find import find_tools
 LAUNCHERS = {"torpor-runtime": "RUNTIME", "torpor-runtime-runsc": "RUNSC"}
 """File name to the runtime.conf key of the real runtime behind it."""
 
-MARKER = "# Written by torpor: `torpor install` replaces it."
+MARKER = "# Written by torpor."
 
 RUNSC_ARGS = "--platform=systrap --network=none --ignore-cgroups"
 """gVisor's set-up as tested; a node whose gVisor can do more says so in runtime.conf."""
@@ -61,15 +61,24 @@ def write_launchers(
         raise UsageError("could not write the launchers: no runtime is known; install runc and try again")
     # Compiled now, so that the first calls do not each pay for it.
     compileall.compile_dir(package_root / "shim", quiet=2)
-    written = [conf_path]
     _write(conf_path, conf_text({**settings, "SITE": str(site)}).encode(), 0o644)
-    for name, key in LAUNCHERS.items():
-        if settings.get(key):
-            path = directory / name
-            content = launcher(python, package_root, conf_path, key, settings[key], platform.machine())
-            _write(path, content, 0o755)
-            written.append(path)
-    return written
+    launchers = launcher_files(
+        directory, python=python, package_root=package_root, settings=settings, conf_path=conf_path
+    )
+    for path, content in launchers.items():
+        _write(path, content, 0o755)
+    return [conf_path, *launchers]
+
+
+def launcher_files(
+    directory: Path, *, python: Path, package_root: Path, settings: Mapping[str, str], conf_path: Path
+) -> dict[Path, bytes]:
+    """The launchers for the runtimes that `settings` name: path in `directory` to content."""
+    return {
+        directory / name: launcher(python, package_root, conf_path, key, settings[key], platform.machine())
+        for name, key in LAUNCHERS.items()
+        if settings.get(key)
+    }
 
 
 def conf_text(settings: Mapping[str, str]) -> str:
