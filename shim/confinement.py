@@ -196,8 +196,10 @@ def _read_only(spec: Mapping[str, Any], needs: Needs, rootfs_path: Path | None) 
     writable = {mount.destination for mount in needs.mounts if not mount.readonly}
     mounted = {mount.destination for mount in needs.mounts}
     remedy = "make it writable in the new spec, or take the checkpoint of a container that has it read-only"
-    specified = specified_mounts(spec, rootfs_path)
-    wanted = [path for path, entry in specified.items() if _is_read_only(entry)]
+    wanted: list[str] = []
+    for path, entry in specified_mounts(spec, rootfs_path).items():
+        if _is_read_only(entry):
+            wanted += _hierarchies(needs, path) if entry.get("type") == "cgroup" else [path]
     if part(spec, "root").get("readonly"):
         wanted.append("/")
     for path in dict.fromkeys(wanted):
@@ -210,6 +212,17 @@ def _read_only(spec: Mapping[str, Any], needs: Needs, rootfs_path: Path | None) 
             yield _refusal(
                 "read-only", f"the image can write to '{path}', which the new spec has read-only", remedy
             )
+
+
+def _hierarchies(needs: Needs, top: str) -> list[str]:
+    """The control groups under a cgroup mount. Of version 1, runc makes the hierarchies read-only, and leaves
+    the tmpfs that holds them writable.
+    """
+    return [
+        mount.destination
+        for mount in needs.mounts
+        if mount.fstype in {"cgroup", "cgroup2"} and f"{mount.destination}/".startswith(f"{top}/")
+    ]
 
 
 def _masked(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:

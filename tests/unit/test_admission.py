@@ -467,6 +467,22 @@ def test_read_only_behind_a_link(tmp_path: Path):
     only(check(new, needs, rootfs_path=tmp_path), "privileges.read-only")
 
 
+def test_read_only_control_groups():
+    """Under version 1 the tmpfs above the hierarchies is writable in every container."""
+    ro = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]}
+    new = spec(lambda document: document["mounts"].append(ro))
+
+    def with_groups(*groups: MountNeed) -> Needs:
+        return replace(NEEDS, mounts=(*MOUNTS, *groups))
+
+    top = mount("/sys/fs/cgroup", "tmpfs", readonly=False)
+    pids = "/sys/fs/cgroup/pids"
+    assert check(new, with_groups(top, mount(pids, "cgroup"))) == ()
+    assert check(new, with_groups(mount("/sys/fs/cgroup", "cgroup2"))) == ()
+    only(check(new, with_groups(top, mount(pids, "cgroup", readonly=False))), "privileges.read-only")
+    only(check(new, with_groups(mount("/sys/fs/cgroup", "cgroup2", readonly=False))), "privileges.read-only")
+
+
 def test_masked_paths():
     seen = spec(lambda document: document["linux"]["maskedPaths"].append("/proc/version"))
     only(check(seen), "privileges.masked-paths")
