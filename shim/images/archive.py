@@ -187,7 +187,7 @@ class _Extraction:
     @property
     def has_manifest(self) -> bool:
         """Whether torpor's own manifest is in it."""
-        return f"{layout.CHECKPOINT}/{layout.EXTRAS}/{layout.MANIFEST}" in self.names
+        return f"{layout.CHECKPOINT}/{layout.EXTRAS_PREFIX}{layout.MANIFEST}" in self.names
 
     def run(self, file: BinaryIO) -> None:
         n_members = 0
@@ -234,11 +234,12 @@ class _Extraction:
         top = parts[0]
         if top == layout.CHECKPOINT:
             if len(parts) == 2 and parts[1] != layout.EXTRAS:
-                return self._staged.joinpath(*parts)
-            if len(parts) == 3 and parts[1] == layout.EXTRAS:
+                own = parts[1].removeprefix(layout.EXTRAS_PREFIX)
+                if own in {parts[1], ""}:
+                    return self._staged.joinpath(*parts)
                 extras_path = self._staged / layout.CHECKPOINT / layout.EXTRAS
                 extras_path.mkdir(mode=0o700, exist_ok=True)
-                return extras_path / parts[2]
+                return extras_path / own
             raise BadArchive(f"{'/'.join(parts)[:200]!a} is no file that an engine writes")
         if len(parts) == 1 and top in _KEPT:
             return self._staged / top
@@ -297,6 +298,10 @@ class _Job:
                     f"could not read the archive: its manifest names engine {manifest.engine.name[:40]!a}, "
                     f"but {found[0]} wrote its memory image; make it again"
                 )
+        elif (checkpoint_path / layout.EXTRAS).exists():
+            raise ImageCorrupt(
+                "could not read the archive: it holds torpor's files but not its manifest; make it again"
+            )
         else:
             manifest = _foreign_manifest(staged, extracted.kind, found[0], self.torpor_version, imported)
         manifest = replace(

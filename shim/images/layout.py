@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from shim.errors import UsageError
 
 CHECKPOINT = "checkpoint"  # directory: what the engine wrote
-EXTRAS = "torpor"  # directory inside `checkpoint/` for torpor's files when a runtime caller makes the archive
+# Torpor's files inside `checkpoint/` when a runtime caller makes the archive. While they are written they
+# lie in a directory; then each gets a prefix, because containerd copies an image directory as a flat list.
+EXTRAS = "torpor"
+EXTRAS_PREFIX = "torpor-"
 MANIFEST = "manifest.json"
 NEEDS = "needs.json"
 CONFIG_DUMP = "config.dump"

@@ -1,8 +1,8 @@
 """Closing an image (digests of every file, on disk for good) and checking it afterwards.
 
 An image lies either in one directory (the store: `checkpoint/` beside torpor's files) or in two (made for a
-runtime caller: the caller's image directory, with torpor's files in `torpor/` inside it). The names in the
-manifest are the same, so one manifest fits both.
+runtime caller: the caller's image directory, which then is `checkpoint_path` and `extras_path` in one, and
+torpor's files have the prefix `torpor-`). The names in the manifest are the same, so one manifest fits both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engines.api import ImageCorrupt, ImageError
 from shim.images.beneath import open_plain
-from shim.images.layout import CHECKPOINT, MANIFEST, UNSEALED, is_page_file
+from shim.images.layout import CHECKPOINT, EXTRAS, EXTRAS_PREFIX, MANIFEST, UNSEALED, is_page_file
 from shim.images.manifest import FileDigest, Manifest
 
 N_HASH_THREADS = 2
@@ -57,7 +57,18 @@ def locate(name: str, *, checkpoint_path: Path, extras_path: Path) -> tuple[Path
     """Where a file of the manifest lies: a directory and the name below it."""
     if name.startswith(CHECKPOINT + "/"):
         return checkpoint_path, name.removeprefix(CHECKPOINT + "/")
-    return extras_path, name
+    return extras_path, f"{EXTRAS_PREFIX}{name}" if extras_path == checkpoint_path else name
+
+
+def flatten(image_path: Path) -> None:
+    """Move torpor's files in a caller's image directory from their own directory up, with the prefix.
+
+    Raises OSError.
+    """
+    extras_path = image_path / EXTRAS
+    for path in extras_path.iterdir():
+        path.rename(image_path / f"{EXTRAS_PREFIX}{path.name}")
+    extras_path.rmdir()
 
 
 def list_files(*, checkpoint_path: Path, extras_path: Path) -> dict[str, int]:
@@ -66,11 +77,16 @@ def list_files(*, checkpoint_path: Path, extras_path: Path) -> dict[str, int]:
     Raises ImageError on a link or device.
     """
     found: dict[str, int] = {}
-    split = extras_path.parent == checkpoint_path
-    for name, size_bytes in _walk(checkpoint_path, skip=extras_path.name if split else ""):
-        found[f"{CHECKPOINT}/{name}"] = size_bytes
-    for name, size_bytes in _walk(extras_path, skip="" if split else CHECKPOINT):
-        found[name] = size_bytes
+    if extras_path == checkpoint_path:
+        for name, size_bytes in _walk(checkpoint_path, skip=""):
+            own = name.removeprefix(EXTRAS_PREFIX)
+            found[own if own != name else f"{CHECKPOINT}/{name}"] = size_bytes
+    else:
+        split = extras_path.parent == checkpoint_path
+        for name, size_bytes in _walk(checkpoint_path, skip=extras_path.name if split else ""):
+            found[f"{CHECKPOINT}/{name}"] = size_bytes
+        for name, size_bytes in _walk(extras_path, skip="" if split else CHECKPOINT):
+            found[name] = size_bytes
     return {name: size_bytes for name, size_bytes in found.items() if name not in UNSEALED}
 
 
@@ -148,7 +164,8 @@ def seal(
             directory, below = locate(name, checkpoint_path=checkpoint_path, extras_path=extras_path)
             _settle(directory, below)
         sealed = replace(manifest, files={**files, **trusted})
-        write_file(extras_path / MANIFEST, sealed.to_bytes())
+        directory, below = locate(MANIFEST, checkpoint_path=checkpoint_path, extras_path=extras_path)
+        write_file(directory / below, sealed.to_bytes())
         for top in (checkpoint_path, extras_path):
             _settle_directories(top)
     except OSError as error:
