@@ -19,7 +19,6 @@ from shim.errors import AdmissionRefused
 
 PREFIX = "torpor.dev/"
 CRIU_PREFIX = "org.criu."
-CRIU_CONFIG = "org.criu.config"
 CRIU_OPERATOR = "restore.criu.org/checkpoint-path."
 GRIT = "grit.dev/checkpoint"
 
@@ -68,15 +67,14 @@ class Wish:
         return not self.bare or recorded_name == self.container_name
 
 
-def read(spec: Mapping[str, Any], *, foreign: bool, own_config_path: Path | None = None) -> Wish:
+def read(spec: Mapping[str, Any], *, foreign: bool) -> Wish:
     """What the annotations of an OCI spec ask for.
 
-    foreign: obey other tools' annotations too. own_config_path: the CRIU configuration that torpor itself
-    wrote for this container, the only value that `org.criu.config` may have.
+    foreign: obey other tools' annotations too.
     Raises AdmissionRefused with one sentence for anything that is unknown, malformed or dangerous.
     """
     annotations = _annotations(spec)
-    _refuse_criu(annotations, own_config_path)
+    _refuse_criu(annotations)
     name, namespace = _container_name(annotations), _namespace(annotations)
     if _is_sandbox(annotations):
         return Wish(container_name=name, sandbox=True, namespace=namespace)
@@ -151,16 +149,14 @@ def _check_value(annotation: str, key: str, value: str) -> None:
         )
 
 
-def _refuse_criu(annotations: Mapping[str, str], own_config_path: Path | None) -> None:
-    for annotation, value in annotations.items():
-        if not annotation.startswith(CRIU_PREFIX):
-            continue
-        if annotation == CRIU_CONFIG and own_config_path is not None and value == str(own_config_path):
-            continue
-        raise AdmissionRefused(
-            f"could not admit the container: the annotation '{annotation}' would let the pod run programs as "
-            "root on the node (CRIU's action scripts); remove it"
-        )
+def _refuse_criu(annotations: Mapping[str, str]) -> None:
+    """Torpor itself sets CRIU's configuration by environment, so none of these is ever its own."""
+    for annotation in annotations:
+        if annotation.startswith(CRIU_PREFIX):
+            raise AdmissionRefused(
+                f"could not admit the container: the annotation '{annotation}' would let the pod run programs "
+                "as root on the node (CRIU's action scripts); remove it"
+            )
 
 
 # --- who the container is ------------------------------------------------------------------------------

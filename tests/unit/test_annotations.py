@@ -22,9 +22,9 @@ CRIO = {
 }
 
 
-def torpor(base: dict[str, str], pairs: dict[str, str], **more: Any) -> Wish:
+def torpor(base: dict[str, str], pairs: dict[str, str]) -> Wish:
     annotations = {**base, **{f"torpor.dev/{key}": value for key, value in pairs.items()}}
-    return read({"annotations": annotations}, foreign=False, **more)
+    return read({"annotations": annotations}, foreign=False)
 
 
 def test_nothing_asked():
@@ -126,16 +126,6 @@ def test_refused(key: str, value: str, sentence: str):
 def test_criu_annotations_are_refused_everywhere(base: dict[str, str], key: str):
     with pytest.raises(AdmissionRefused, match=r"would let the pod run programs as root"):
         read({"annotations": {**base, key: "/tmp/evil.conf"}}, foreign=True)
-
-
-def test_torpors_own_criu_configuration_is_let_through():
-    own = Path("/run/torpor/c1/criu.conf")
-    annotations = {"org.criu.config": str(own)}
-    assert read({"annotations": annotations}, foreign=False, own_config_path=own) == Wish()
-    with pytest.raises(AdmissionRefused):
-        read({"annotations": annotations}, foreign=False, own_config_path=Path("/run/torpor/c2/criu.conf"))
-    with pytest.raises(AdmissionRefused):
-        read({"annotations": {"org.criu.other": str(own)}}, foreign=False, own_config_path=own)
 
 
 FOREIGN = {
