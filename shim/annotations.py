@@ -154,8 +154,8 @@ def _refuse_criu(annotations: Mapping[str, str]) -> None:
     for annotation in annotations:
         if annotation.startswith(CRIU_PREFIX):
             raise AdmissionRefused(
-                f"could not admit the container: the annotation '{annotation}' would let the pod run programs "
-                "as root on the node (CRIU's action scripts); remove it"
+                f"could not admit the container: the annotation '{annotation}' would let the pod run "
+                "programs as root on the node (CRIU's action scripts); remove it"
             )
 
 
