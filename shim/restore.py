@@ -63,23 +63,27 @@ def admit(
     needs: Needs,
     manifest: Manifest | None,
     *,
+    bundle_path: Path,
     what: str,
 ) -> tuple[Finding, ...]:
     """Judge whether what is in an image may run in a container of this spec, on this node.
 
-    what: the image in words. Returns the findings that were no reason to refuse. Raises AdmissionRefused,
+    bundle_path: the new container's, whose root file system tells where its mounts really go. what: the image in words. Returns the findings that were no reason to refuse. Raises AdmissionRefused,
     WiderPrivileges, ImageIncompatible with every refusal named.
     """
+    rootfs_path = bundle.rootfs_path(bundle_path, spec)
     findings = admission.check(
         spec,
         needs,
         manifest,
         allowed_hooks=config.allowed_hooks,
+        rootfs_path=rootfs_path,
     )
     findings += verdict.judge(
         needs,
         spec,
         dump_host=manifest.host if manifest else None,
+        rootfs_path=rootfs_path,
         cache_path=config.state_path / "profile.json",
     )
     admission.refuse(findings, what=what)
@@ -123,7 +127,7 @@ def at_create(
                 f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
                 "checkpoint again, or set torpor.dev/use: clone"
             )
-        findings = admit(config, spec, image.needs, image.manifest, what=what)
+        findings = admit(config, spec, image.needs, image.manifest, bundle_path=target.bundle_path, what=what)
         tcp = tcp_mode(wish.network, leave_running=image.manifest.leave_running, what=what)
     with watch.phase("verify"):
         store.verify(image, pages=False)
@@ -248,7 +252,21 @@ def from_directory(
     watch = Stopwatch()
     started = log.now()
     with watch.phase("admission"):
-        admit(config, spec, needs, manifest, what=str(image_path))
+        admit(config, spec, needs, manifest, bundle_path=target.bundle_path, what=str(image_path))
+    state.save(
+        target.directory,
+        ContainerState(
+            container_id=target.container_id,
+            root=target.root,
+            bundle=str(target.bundle_path),
+            phase="restoring",
+            engine=engine.name,
+            image=str(image_path),
+            digest="",
+            use="clone",
+            created=started,
+        ),
+    )
     try:
         with watch.phase("engine"):
             restored = _restore(engine, config, target, spec, image_path, tcp=tcp, held=False)

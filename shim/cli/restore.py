@@ -63,7 +63,14 @@ def command(
     name = container_id or found.manifest.source.container_id
     spec = bundle.read_spec(bundle_path)
     if dry_run:
-        findings = restore.admit(node.config, spec, found.needs, found.manifest, what=str(found.reference))
+        findings = restore.admit(
+            node.config,
+            spec,
+            found.needs,
+            found.manifest,
+            bundle_path=bundle_path,
+            what=str(found.reference),
+        )
         node.store.verify(found, pages=True)
         for finding in findings:
             click.echo(f"{finding.severity:8} {finding.rule}: {finding.message}")

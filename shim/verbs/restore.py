@@ -58,7 +58,14 @@ def serve(context: Context) -> int | None:
     try:
         needs = engine.inspect(image_path)
         if "detach" not in options:
-            restore.admit(context.config, spec, needs, manifest, what=str(image_path))
+            restore.admit(
+                context.config,
+                spec,
+                needs,
+                manifest,
+                bundle_path=context.bundle_path,
+                what=str(image_path),
+            )
             return None
         with state.locked(context.directory, wait_s=1.0, create=True):
             restored = restore.from_directory(
