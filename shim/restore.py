@@ -68,8 +68,9 @@ def admit(
 ) -> tuple[Finding, ...]:
     """Judge whether what is in an image may run in a container of this spec, on this node.
 
-    bundle_path: the new container's, whose root file system tells where its mounts really go. what: the image in words. Returns the findings that were no reason to refuse. Raises AdmissionRefused,
-    WiderPrivileges, ImageIncompatible with every refusal named.
+    bundle_path: the new container's, whose root file system tells where its mounts really go. what: the image
+    in words. Returns the findings that were no reason to refuse. Raises AdmissionRefused, WiderPrivileges,
+    ImageIncompatible with every refusal named.
     """
     rootfs_path = bundle.rootfs_path(bundle_path, spec)
     findings = admission.check(
