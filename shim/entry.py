@@ -62,7 +62,7 @@ def main(conf: str, handler: str, runtime: str) -> None:
 def read_settings(path: str) -> dict[str, str]:
     """The KEY=VALUE lines of the file at `path`; empty if it cannot be read: containers must run on."""
     settings: dict[str, str] = {}
-    for line in os.fsdecode(_read(path) or b"").splitlines():
+    for line in os.fsdecode(_read(path) or b"").split("\n"):
         key, equals, value = line.partition("=")
         if equals and not key.lstrip().startswith("#"):
             settings[key.strip()] = value.strip()

@@ -95,7 +95,72 @@ def _x86_64(
     system_call(231)  # exit_group
 
 
+def _aarch64(
+    out: _Assembler, prefix: Sequence[str], landmarks: Sequence[str], runtime: str, message: str
+) -> None:
+    code = out.code
+
+    def emit(*instructions: int) -> None:
+        for instruction in instructions:
+            code.extend(struct.pack("<I", instruction))
+
+    def move(register: int, value: int) -> None:
+        emit(0xD2800000 | (value & 0xFFFF) << 5 | register)  # movz xN, #low
+        emit(0xF2A00000 | (value >> 16) << 5 | register)  # movk xN, #high, lsl 16
+
+    def system_call(number: int) -> None:
+        move(8, number)
+        emit(0xD4000001)  # svc #0
+
+    def execve(path: int) -> None:
+        move(0, path)
+        emit(0xAA1403E1)  # mov x1, x20
+        emit(0xAA1303E2)  # mov x2, x19
+        system_call(221)
+
+    emit(0xF94003E9)  # ldr x9, [sp]                argc
+    emit(0x910023F4)  # add x20, sp, #8             argv
+    emit(0x8B090E93)  # add x19, x20, x9, lsl #3
+    emit(0x91002273)  # add x19, x19, #8            envp
+    for landmark in landmarks:
+        emit(0x92800C60)  # mov x0, #-100           AT_FDCWD
+        move(1, out.text(landmark))
+        move(2, 0)
+        system_call(48)  # faccessat
+        emit(0xB5000000 | ((out.fallback - len(code)) // 4 & 0x7FFFF) << 5)  # cbnz x0, fallback
+    move(21, 0)
+    for signal, set_bit in ((_SIGPIPE, 0xB27F02B5), (_SIGXFSZ, 0xB24002B5)):
+        move(0, signal)
+        move(1, 0)
+        emit(0xD10403E2)  # sub x2, sp, #256        the old action
+        move(3, 8)  # size of a signal set
+        system_call(134)  # rt_sigaction
+        emit(0xF9400049)  # ldr x9, [x2]
+        emit(0xF100053F)  # cmp x9, SIG_IGN
+        emit(0x54000041)  # b.ne over the next
+        emit(set_bit)  # orr x21, x21, #2 or #1
+    move(9, out.text(b"0\0001\0002\0003"))
+    emit(0x8B150529)  # add x9, x9, x21, lsl #1
+    emit(0xF81F8E89)  # str x9, [x20, #-8]!
+    for word in reversed(prefix):
+        move(9, out.text(word))
+        emit(0xF81F8E89)  # str x9, [x20, #-8]!
+    execve(out.text(prefix[0]))
+    out.fallback = len(code)
+    emit(0x910023F4)  # add x20, sp, #8             argv again
+    move(9, out.text(runtime))
+    emit(0xF9000289)  # str x9, [x20]
+    execve(out.text(runtime))
+    move(0, 2)
+    move(1, out.text(message))
+    move(2, len(message.encode("utf-8", "surrogateescape")))
+    system_call(64)  # write
+    move(0, 127)
+    system_call(94)  # exit_group
+
+
 _MACHINES: dict[str, tuple[int, Callable[[_Assembler, Sequence[str], Sequence[str], str, str], None]]] = {
+    "aarch64": (183, _aarch64),
     "x86_64": (62, _x86_64),
 }
 

@@ -183,7 +183,12 @@ def test_podman_finds_the_runtime_by_name(tmp_path: Path, install: Install) -> N
         "CONTAINERS_CONF_OVERRIDE": str(tmp_path / "etc" / dropins.PODMAN_DROPIN),
         "PODMAN_IGNORE_CGROUPSV1_WARNING": "1",
     }
-    storage = [f"--root={tmp_path}/root", f"--runroot={tmp_path}/run", f"--tmpdir={tmp_path}/tmp"]
+    storage = [
+        f"--root={tmp_path}/root",
+        f"--runroot={tmp_path}/run",
+        f"--tmpdir={tmp_path}/tmp",
+        "--storage-driver=vfs",
+    ]
     seen = command(
         tool("podman"),
         *storage,
