@@ -66,7 +66,8 @@ def encode(timings: Timings) -> bytes:
 def record(store_path: Path, timings: Timings) -> Path:
     """Keep a timings.json in the store's history, newest 1,000; return its path."""
     directory = store_path / "timings"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (store_path, directory):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     stamp = timings.started.replace(":", "").replace("-", "").replace(".", "")
     path = directory / f"{stamp}-{timings.operation}-{timings.container_id[:64]}.json"
     path.write_bytes(encode(timings))

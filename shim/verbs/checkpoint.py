@@ -10,7 +10,7 @@ from shim.checkpoint import Source, Wanted, choose_engine, take
 from shim.errors import ShimError, UsageError
 from shim.images import layout
 from shim.images.manifest import Manifest
-from shim.images.seal import seal, write_file
+from shim.images.seal import flatten, seal, write_file
 from shim.verbs.context import Context
 
 # What torpor decides itself, or what has a field of its own in the request.
@@ -59,10 +59,9 @@ def serve(context: Context) -> int | None:
     )
     if "pre-dump" in options:
         return _pre_dump(context, source, image_path)
-    extras_path = image_path / layout.EXTRAS
     wanted = Wanted(
         image_path=image_path,
-        extras_path=extras_path,
+        extras_path=image_path / layout.EXTRAS,
         work_path=work_path,
         leave_running="leave-running" in options,
         rootfs="if-overlay",
