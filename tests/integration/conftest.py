@@ -80,7 +80,7 @@ def cri(cri_session: Cri) -> Iterator[Cri]:
 @pytest.fixture
 def podman(place: Path, tag: str, torpor: Torpor) -> Iterator[Podman]:
     """Podman with storage of its own, through torpor."""
-    client = Podman(place / "podman", tag, torpor.runtime)
+    client = Podman(place / f"p-{secrets.token_hex(2)}", tag, torpor.runtime)
     yield client
     client.close()
 
@@ -97,8 +97,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("daemon")
     watch = leaks.Watch(
         word,
-        state_paths=[*torpor.state_path.glob("containers/*"), torpor.state_path / "containers"],
-        staging_paths=[torpor.store_path / "staging"],
+        gone=[f"{torpor.state_path}/containers/*/*", f"{torpor.store_path}/staging/*"],
     )
     yield
     # The caller's own fixture was set up after this one, so it has removed its containers by now.

@@ -68,7 +68,7 @@ def test_a_moved_job_is_not_rolled_back_when_it_crashes(cri: Cri, daemon: Contai
     again = pod.create("main", COUNTER, image=daemon.image("busybox"), attempt=1)
     with pytest.raises(grpc.RpcError, match="move") as refused:
         again.start()
-    assert "consumed" in str(refused.value.details())
+    assert "has used it" in str(refused.value.details())
     assert again.log() == []
 
 

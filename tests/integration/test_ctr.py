@@ -91,7 +91,7 @@ def checkpoint(tasks: Tasks, container_id: str, name: str) -> int:
     last = tasks.until_number(container_id, 5)
     tasks.ctr("task", "checkpoint", "--image-path", folder, container_id)
     assert (folder / "inventory.img").exists()
-    assert (folder / "torpor" / "manifest.json").exists()
+    assert (folder / "torpor-manifest.json").exists()
     archive = tasks.path / f"{name}.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(folder, arcname="checkpoint")

@@ -19,7 +19,7 @@ def test_every_kind_of_leak_is_found_and_forgotten(tmp_path: Path) -> None:
     tag = f"torpor-{secrets.token_hex(4)}"
     staging = tmp_path / "staging"
     staging.mkdir()
-    watch = leaks.Watch(tag, staging_paths=[staging])
+    watch = leaks.Watch(tag, gone=[f"{staging}/*"])
     assert watch.leaks(timeout_s=0) == []
 
     group = next(iter(leaks.hierarchies())) / tag / "left"
@@ -40,7 +40,7 @@ def test_every_kind_of_leak_is_found_and_forgotten(tmp_path: Path) -> None:
         sleeper.wait()
         command("umount", mounted, check=False)
         leaks.remove_cgroups(tag)
-    for kind in ("process", "mount", "cgroup", "network lock", "directory"):
+    for kind in ("process", "mount", "cgroup", "network lock", "file"):
         assert f"{kind}: " in found, found
     (staging / "half").rmdir()
     assert watch.leaks(timeout_s=0) == []

@@ -68,7 +68,7 @@ class Containerd:
         def answers() -> bool:
             if process.poll() is not None:
                 raise AssertionError(f"containerd ended: {self.tail()}")
-            return self.socket.exists() and not self.ctr("version", check=False).returncode
+            return self.socket.exists() and self._cri_is_ready()
 
         until(answers, timeout_s=30, what="containerd answers")
         return process
@@ -93,12 +93,25 @@ class Containerd:
             self.imported.add((name, namespace))
         return oci.reference(name)
 
-    def _knows(self, reference: str) -> bool:
-        """Whether the CRI plugin has learned of an image: it is told by an event."""
+    def _image_status(self, reference: str) -> Any:
         with grpc.insecure_channel(f"unix:{self.socket}") as channel:
             service: Any = api_pb2_grpc.ImageServiceStub(channel)
             request = api.ImageStatusRequest(image=api.ImageSpec(image=reference))
-            return service.ImageStatus(request, timeout=30).HasField("image")
+            return service.ImageStatus(request, timeout=30)
+
+    def _knows(self, reference: str) -> bool:
+        """Whether the CRI plugin has learned of an image: it is told by an event."""
+        return bool(self._image_status(reference).HasField("image"))
+
+    def _cri_is_ready(self) -> bool:
+        """Whether the CRI plugin serves: it recovers its containers after the socket is there."""
+        try:
+            self._image_status(oci.reference("pause"))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:  # pyright: ignore[reportAttributeAccessIssue]
+                return False
+            raise
+        return True
 
     def tail(self, n_lines: int = 20) -> str:
         """The last lines of the daemon's log."""

@@ -25,15 +25,13 @@ TAG_VARIABLE = "TORPOR_TEST_TAG"
 class Watch:
     """Remembers what is there when it is made; `leaks` says what has come since and did not go.
 
-    tag: the session's word. state_paths, staging_paths: directories whose entries must be gone again:
-    torpor's per-container state, the store's staging area.
+    tag: the session's word. gone: patterns of files that must be gone again, such as torpor's state of a
+    container and what lies in the store's staging area.
     """
 
-    def __init__(
-        self, tag: str, *, state_paths: Sequence[Path] = (), staging_paths: Sequence[Path] = ()
-    ) -> None:
+    def __init__(self, tag: str, *, gone: Sequence[str] = ()) -> None:
         self.tag = tag
-        self.watched = (*state_paths, *staging_paths)
+        self.gone = gone
         self.before = self._look()
 
     def leaks(self, *, timeout_s: float = 10.0) -> list[str]:
@@ -54,7 +52,7 @@ class Watch:
                 *(f"cgroup: {path}" for path in cgroups(self.tag) if path.name != self.tag),
                 *(f"network lock: {table}" for table in locks(self.tag)),
                 *(f"left by criu: {path}" for pattern in CRIU_REMNANTS for path in _glob(pattern)),
-                *(f"directory: {path}" for folder in self.watched for path in _entries(folder)),
+                *(f"file: {path}" for pattern in self.gone for path in _glob(pattern)),
             ]
         )
 
@@ -166,10 +164,6 @@ def _ancestors() -> Iterator[int]:
 
 def _glob(pattern: str) -> list[Path]:
     return list(Path("/").glob(pattern.lstrip("/")))
-
-
-def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _read(path: Path) -> str:
