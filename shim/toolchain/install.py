@@ -310,7 +310,9 @@ def _lock_of(unpacked: Iterable[Unpacked], owners: dict[str, set[str]], dates: d
 
 
 def _write_containers_configuration(generation: Path) -> None:
-    """Podman finds its helpers by a configuration file, not by PATH."""
+    """Podman finds its helpers by a configuration file, not by PATH; the system's has its own."""
+    if not (generation / "bin" / "podman").is_file():
+        return
     folder = generation / "etc" / "containers"
     folder.mkdir(parents=True)
     text = f"""[containers]
@@ -323,8 +325,6 @@ conmon_path = ["{generation}/bin/conmon"]
 helper_binaries_dir = ["{generation}/bin"]
 init_path = "{generation}/bin/catatonit"
 """
-    if not (generation / "bin" / "podman").is_file():
-        text = ""
     (folder / "containers.conf").write_text(text)
 
 
