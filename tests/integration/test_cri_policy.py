@@ -189,6 +189,8 @@ def test_a_cold_start_follows_when_criu_itself_fails(cri: Cri, daemon: Container
     new.run("crowd", ["/bin/sh", "-c", crowd], image=daemon.image("busybox")).until_number(1, word="ready")
     target = new.run("main", SERVICE, image=daemon.image("python"))
     target.until_number(1, word="ready")
+    (failed,) = [line for line in torpor.audit() if line.get("container") == target.id]
+    assert "Can't fork" in failed["verdict"]  # CRIU's own words: admission let it through
     assert target.exec("cat", "/data/marker").exit_code != 0
     client = Lines(new.ip, 7000)
     assert client.ask("count") == "1"
