@@ -162,6 +162,7 @@ class _Job:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._manifest: Manifest | None = None
+        self._reached = False
 
     def run(self, timeout_s: float) -> DumpStats:
         """Dump, and undo on failure what lies beside the engine's part."""
@@ -190,7 +191,9 @@ class _Job:
                 self._complete()
         except BaseException:
             self._join()
-            shutil.rmtree(self.wanted.extras_path, ignore_errors=True)
+            if self._reached:  # then the engine found the directory empty: all that is in it is this call's
+                _empty(self.wanted.image_path)
+                shutil.rmtree(self.wanted.extras_path, ignore_errors=True)
             raise
         return stats
 
@@ -202,6 +205,7 @@ class _Job:
 
     def _on_phase(self, phase: Phase, info: PhaseInfo) -> None:
         del info
+        self._reached = True
         # Not earlier: the engine wants its directory empty, and this may lie in it.
         self.wanted.extras_path.mkdir(mode=0o700, exist_ok=True)
         if phase == "frozen":
@@ -258,6 +262,12 @@ class _Job:
         )
         with self.watch.phase("commit"):
             self.finish(self._manifest)
+
+
+def _empty(directory: Path) -> None:
+    if directory.is_dir():
+        for entry in directory.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _version(runtime_path: Path) -> str:

@@ -1,0 +1,200 @@
+"""torpor-runtime is killed in the middle of `checkpoint` and of a restoring `create`, as callers can do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shim.images.manifest import parse_manifest
+from shim.images.seal import check_files
+from tests.support.containers import (
+    SEARCH_PATH,
+    Lab,
+    Output,
+    command,
+    frozen,
+    kill_and_wait,
+    lab,
+    live,
+    make_rootfs,
+    mounts_under,
+    processes_with,
+    until,
+)
+from tests.support.torpor import Torpor
+
+pytestmark = pytest.mark.engine
+
+POINTS = 24 if os.environ.get("TORPOR_SOAK") else 5
+PORT = 7000
+
+
+class Scene:
+    """A lab, an installation of torpor, and containers on overlays of one container image."""
+
+    def __init__(self, inner: Lab) -> None:
+        self.lab = inner
+        self.torpor = Torpor(inner.path / "torpor")
+        self.lower = make_rootfs(inner.path / "lower")
+        self.network = inner.network()
+
+    def bundle(self, name: str, **spec: object) -> Path:
+        bundle = self.lab.bundle(
+            name,
+            live("--port", str(PORT), "--file", "/data/log"),
+            netns_path=self.network.pod_path,
+            rootfs=Path("rootfs"),
+            **spec,
+        )
+        places = [bundle / part for part in ("rootfs", "upper", "work")]
+        for path in places:
+            path.mkdir()
+        options = f"lowerdir={self.lower},upperdir={places[1]},workdir={places[2]}"
+        command("mount", "-t", "overlay", "overlay", "-o", options, places[0])
+        self.lab.on_close(lambda: command("umount", "--lazy", places[0], check=False))
+        return bundle
+
+    def call(self, *words: str | Path, output: Output | None = None) -> subprocess.Popen[bytes]:
+        """Start torpor-runtime in a session of its own, as a caller's shim does."""
+        stream = output.write_fd if output else subprocess.DEVNULL
+        process = subprocess.Popen(
+            [
+                *(self.torpor.runtime, "--root", self.lab.runc.root),
+                *("--log", self.lab.path / "log.json", "--log-format", "json", *words),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, "PATH": SEARCH_PATH},
+            start_new_session=True,
+        )
+        if output:
+            output.handed_over()
+        return process
+
+    def settle(self) -> None:
+        """Wait until no guardian and no engine process is at work."""
+        path = str(self.torpor.state_path)
+        until(lambda: not processes_with(path), timeout_s=30, what="the guardian ends")
+
+    def residue(self, container_id: str) -> list[str]:
+        """What is left of a container: state, tasks, mounts, network locks, frozen groups."""
+        left = [str(path) for path in self.torpor.state_path.glob(f"containers/*/{container_id}")]
+        left += [f"runc: {container_id}"] if self.lab.runc.state(container_id) else []
+        left += [f"process: {line}" for _, line in processes_with(container_id)]
+        left += [f"mount: {point}" for point in mounts_under("criu-root", ".criu.mntns")]
+        left += [f"lock: {table}" for table in self.network.tables() if table.startswith("CRIU")]
+        left += [f"frozen: {path}" for path in frozen(self.lab.tag)]
+        return left + [str(path) for path in self.torpor.store_path.glob("staging/*")]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with lab(tmp_path) as inner:
+        yield Scene(inner)
+
+
+def check_complete_or_absent(image: Path, *, stopping: bool) -> bool:
+    """Whether there is an image. One with a manifest must be whole; without, it is nobody's image yet."""
+    path = image / "torpor-manifest.json"
+    if path.exists():
+        manifest = parse_manifest(path.read_bytes())
+        check_files(manifest, checkpoint_path=image, extras_path=image, pages=True, what=str(image))
+        return True
+    # After the thaw of a container that runs on, CRIU's own files may be there.
+    assert not stopping or not list(image.glob("*.img"))
+    return False
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("leave_running", [True, False], ids=["leave-running", "stop"])
+def test_killed_checkpoint(scene: Scene, leave_running: bool) -> None:
+    name = scene.lab.new_id()
+    bundle = scene.bundle(name)
+    output = scene.lab.runc.run(bundle, name)
+    until(lambda: output.last_tick() > 0)
+    client = scene.lab.client(scene.network, PORT)
+    flags = ["--leave-running"] if leave_running else []
+    began = time.monotonic()
+    whole = scene.call("checkpoint", "--image-path", scene.lab.path / "whole", "--leave-running", name)
+    assert whole.wait(60) == 0
+    whole_s = time.monotonic() - began
+    client.goes_on()
+    n_undone = 0
+    for point in range(POINTS):
+        image, work = scene.lab.path / f"i{point}", scene.lab.path / f"w{point}"
+        process = scene.call("checkpoint", "--image-path", image, "--work-path", work, *flags, name)
+        time.sleep(whole_s * (point + 0.5) / POINTS)
+        kill_and_wait(process.pid)
+        status = process.wait()
+        scene.settle()
+        where = f"point {point} of {POINTS}, exit {status}"
+        if scene.lab.runc.state(name).get("status") == "running":
+            client.goes_on(within_s=2.0)
+            assert leave_running or status != 0, where
+            if status != 0:
+                n_undone += 1
+                check_complete_or_absent(image, stopping=not leave_running)
+        else:
+            # The dump had been allowed to end the source: then the image is complete.
+            assert not leave_running, where
+            assert check_complete_or_absent(image, stopping=True), where
+            break
+        assert not scene.residue("no-such-container"), where
+    assert n_undone >= POINTS // 3
+
+
+@pytest.mark.soak
+def test_killed_restore_at_create(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    bundle = scene.bundle(name)
+    first = scene.lab.runc.run(bundle, name)
+    until(lambda: first.last_tick() > 5)
+    scene.torpor(
+        "checkpoint", name, "--root", scene.lab.runc.root, "--name", "web", "--stop", "--use", "clone"
+    )
+    scene.lab.runc.delete(name)
+    asked = {"torpor.dev/restore-from": "web"}
+
+    def create(label: str) -> tuple[str, subprocess.Popen[bytes], Output]:
+        container_id, output = scene.lab.new_id(label), Output()
+        target = scene.bundle(container_id, annotations=asked)
+        process = scene.call(
+            *("create", "--bundle", target, "--pid-file", target / "pid", container_id), output=output
+        )
+        return container_id, process, output
+
+    began = time.monotonic()
+    container_id, process, output = create("whole")
+    assert process.wait(60) == 0, output.text
+    whole_s = time.monotonic() - began
+    assert scene.call("delete", "--force", container_id).wait(30) == 0
+    assert not output.ticks(), "it ran before start"
+    for point in range(POINTS):
+        container_id, process, output = create(f"k{point}")
+        time.sleep(whole_s * (point + 0.5) / POINTS)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        scene.settle()
+        # What every caller sends after a failed create.
+        assert scene.call("delete", "--force", container_id).wait(30) == 0
+        scene.settle()
+        until(lambda: not scene.residue(container_id), what=f"point {point}: {scene.residue(container_id)}")
+        assert not output.ticks(), f"point {point}: it ran"
+    scene.torpor("images", "verify", "web")
+    container_id, process, output = create("last")
+    assert process.wait(60) == 0, output.text
+    assert scene.call("start", container_id).wait(30) == 0
+    until(lambda: output.last_tick() > first.last_tick())
+    client = scene.lab.client(scene.network, PORT)
+    client.goes_on()
+    assert scene.call("kill", container_id, "KILL").wait(30) == 0
+    until(lambda: scene.lab.runc.state(container_id).get("status") == "stopped")
+    assert scene.call("delete", container_id).wait(30) == 0
+    assert not scene.residue(container_id)
