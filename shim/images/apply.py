@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from engines.api import ImageCorrupt, ImageError
 from shim.images.beneath import open_in_root
 from shim.images.manifest import Whiteouts
-from shim.images.rootfs import KEPT_XATTRS, XATTR_PREFIX
+from shim.images.rootfs import KEPT_XATTRS
 from shim.images.seal import cause_of
 from shim.images.tarball import (
     BadArchive,
@@ -31,6 +31,7 @@ from shim.images.tarball import (
     split_name,
 )
 
+_XATTR_PREFIX = "SCHILY.xattr."
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _MAX_ENTRIES = 4_000_000
@@ -274,8 +275,8 @@ class _Job:
         try:
             os.fchown(fd, info.uid, info.gid)
             for key, value in info.pax_headers.items():
-                name = key.removeprefix(XATTR_PREFIX)
-                if key.startswith(XATTR_PREFIX) and name.startswith(KEPT_XATTRS):
+                name = key.removeprefix(_XATTR_PREFIX)
+                if key.startswith(_XATTR_PREFIX) and name.startswith(KEPT_XATTRS):
                     os.setxattr(fd, name, value.encode("utf-8", "surrogateescape"))
             os.fchmod(fd, info.mode & 0o7777)
             moment = mtime_ns(info)

@@ -10,26 +10,23 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tarfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from engines.api import ImageError, NotSupported
 from shim.images.layout import DELETED_FILES, ROOTFS_DIFF
 from shim.images.manifest import Rootfs
 from shim.images.mounts import MountEntry, mount_at, mounts_below, read_mounts, unescape
 from shim.images.seal import cause_of
-from shim.images.sparse import add_sparse, data_pieces
+from shim.images.tarwrite import DIRECTORY, FIFO, HARD_LINK, SYMBOLIC_LINK, TarWriter
 
 _COPY_BYTES = 1 << 20
 _ESCAPED_COLON = "\\:"
 
 # Labels and hashes belong to the node and the pod; the overlay's own marks are not content.
 KEPT_XATTRS = ("user.", "security.capability", "system.posix_acl_")
-XATTR_PREFIX = "SCHILY.xattr."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,7 @@ class Diff:
 class _Writer:
     view: RootfsView
     mount_points: Collection[str]
-    linked: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
+    linked: dict[tuple[int, int], bytes] = field(default_factory=dict[tuple[int, int], bytes])
     deleted: list[str] = field(default_factory=list[str])
     skipped: list[str] = field(default_factory=list[str])
     n_entries: int = 0
@@ -137,12 +134,16 @@ def write_diff(
     top = view.path if view.kind == "directory" else view.upper_path
     writer = _Writer(view=view, mount_points={point.strip("/") for point in mount_points})
     try:
-        with _create(out_path / ROOTFS_DIFF) as file:
-            with _open_tar(file) as tar:
-                if top is not None:
-                    _Walk(writer, tar, top).run()
-            n_bytes = file.tell()
-        with _create(out_path / DELETED_FILES) as file:
+        fd = _create(out_path / ROOTFS_DIFF)
+        try:
+            tar = TarWriter(fd)
+            if top is not None:
+                _Walk(writer, tar, str(top)).run()
+            tar.finish()
+            n_bytes = os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+        with os.fdopen(_create(out_path / DELETED_FILES), "wb") as file:
             file.write(json.dumps(sorted(writer.deleted)).encode())
     except BaseException as error:
         for name in (ROOTFS_DIFF, DELETED_FILES):
@@ -163,20 +164,8 @@ def write_diff(
     )
 
 
-def _open_tar(file: BinaryIO) -> tarfile.TarFile:
-    return tarfile.TarFile(
-        fileobj=file,
-        mode="w",
-        format=tarfile.PAX_FORMAT,
-        encoding="utf-8",
-        errors="surrogateescape",
-        copybufsize=_COPY_BYTES,
-    )
-
-
-def _create(path: Path) -> BinaryIO:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    return os.fdopen(fd, "wb", buffering=_COPY_BYTES)
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _printable(path: Path) -> str:
@@ -186,19 +175,21 @@ def _printable(path: Path) -> str:
 class _Walk:
     """One pass over the upper directory (or the whole root), parents before children."""
 
-    def __init__(self, writer: _Writer, tar: tarfile.TarFile, top: Path) -> None:
+    def __init__(self, writer: _Writer, tar: TarWriter, top: str) -> None:
         self._writer = writer
         self._tar = tar
         self._top = top
         self._overlay = writer.view.kind == "overlay"
-        self._mounted = {entry.mount_point for entry in mounts_below(top, read_mounts())}
+        self._mark = writer.view.mark
+        self._mounted = {entry.mount_point for entry in mounts_below(Path(top), read_mounts())}
 
     def run(self) -> None:
         pending: list[tuple[str, bool]] = [("", False)]
         while pending:
             below, opaque = pending.pop()
-            opaque = opaque or (self._overlay and self._is_opaque(below))
-            with os.scandir(self._top / below) as scan:
+            directory = f"{self._top}/{below}" if below else self._top
+            opaque = opaque or (self._overlay and is_opaque(directory, self._mark))
+            with os.scandir(directory) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
             if opaque and below:
                 own = {entry.name for entry in entries}
@@ -207,18 +198,14 @@ class _Walk:
             directories: list[tuple[str, bool]] = []
             for entry in entries:
                 name = f"{below}/{entry.name}" if below else entry.name
-                status = entry.stat(follow_symlinks=False)
-                if self._add(name, status):
+                if self._add(name, entry.path, entry.stat(follow_symlinks=False)):
                     directories.append((name, opaque))
             pending += reversed(directories)
 
-    def _is_opaque(self, below: str) -> bool:
-        return is_opaque(self._top / below, self._writer.view.mark)
-
-    def _add(self, name: str, status: os.stat_result) -> bool:
+    def _add(self, name: str, path: str, status: os.stat_result) -> bool:
         """Write one entry; True for a directory to go into."""
-        writer, path, mode = self._writer, self._top / name, status.st_mode
-        if self._overlay and is_whiteout(path, status, writer.view.mark):
+        writer, mode = self._writer, status.st_mode
+        if self._overlay and is_whiteout(path, status, self._mark):
             writer.deleted.append("/" + name)
             return False
         if stat.S_ISSOCK(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
@@ -227,45 +214,42 @@ class _Walk:
         if name in writer.mount_points and stat.S_ISREG(mode) and status.st_size == 0:
             return False
         attributes = _xattrs(path)
-        if stat.S_ISDIR(mode) and writer.view.mark + "redirect" in attributes:
-            raise NotSupported(
-                f"could not keep rootfs '{writer.view.path}': directory {'/' + name!a} was renamed and its "
-                "content is still in a lower layer; mount the overlay with redirect_dir=off",
-                after="running",
-            )
-        info = _header(name, status, attributes)
+        kept = {os.fsencode(key): data for key, data in attributes.items() if key.startswith(KEPT_XATTRS)}
+        writer.n_entries += 1
+        raw = os.fsencode(name)
         if stat.S_ISDIR(mode):
-            info.type = tarfile.DIRTYPE
-        elif stat.S_ISLNK(mode):
-            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)  # noqa: PTH115
+            if self._mark + "redirect" in attributes:
+                raise NotSupported(
+                    f"could not keep rootfs '{writer.view.path}': directory {'/' + name!a} was renamed and "
+                    "its content is still in a lower layer; mount the overlay with redirect_dir=off",
+                    after="running",
+                )
+            self._tar.add(raw, status, DIRECTORY, xattrs=kept)
+            return path not in self._mounted
+        if stat.S_ISLNK(mode):
+            target = os.readlink(os.fsencode(path))  # noqa: PTH115  # Path would tidy the target
+            self._tar.add(raw, status, SYMBOLIC_LINK, link=target, xattrs=kept)
         elif stat.S_ISFIFO(mode):
-            info.type = tarfile.FIFOTYPE
-        elif (first := writer.linked.get((status.st_dev, status.st_ino))) is not None:
-            info.type, info.linkname = tarfile.LNKTYPE, first
+            self._tar.add(raw, status, FIFO, xattrs=kept)
+        elif status.st_nlink > 1 and (first := writer.linked.get((status.st_dev, status.st_ino))) is not None:
+            self._tar.add(raw, status, HARD_LINK, link=first)
         else:
             if status.st_nlink > 1:
-                writer.linked[status.st_dev, status.st_ino] = name
+                writer.linked[status.st_dev, status.st_ino] = raw
             # A file whose data is still in a lower layer is read through the mounted root.
-            bare = self._overlay and writer.view.mark + "metacopy" in attributes
-            self._add_file(writer.view.path / name if bare else path, info, status)
-            writer.n_entries += 1
-            return False
-        self._tar.addfile(info)
-        writer.n_entries += 1
-        return stat.S_ISDIR(mode) and str(path) not in self._mounted
+            bare = self._overlay and self._mark + "metacopy" in attributes
+            self._add_file(raw, f"{writer.view.path}/{name}" if bare else path, status, kept)
+        return False
 
-    def _add_file(self, path: Path, info: tarfile.TarInfo, status: os.stat_result) -> None:
+    def _add_file(self, raw: bytes, path: str, status: os.stat_result, kept: dict[bytes, bytes]) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb", buffering=0) as file:
-            pieces = data_pieces(fd, status)
-            if pieces is None:
-                info.size = status.st_size
-                self._tar.addfile(info, file)
-            else:
-                add_sparse(self._tar, info, fd, pieces, status.st_size)
+        try:
+            self._tar.add_file(raw, status, fd, xattrs=kept)
+        finally:
+            os.close(fd)
 
 
-def is_whiteout(path: Path, status: os.stat_result, mark: str) -> bool:
+def is_whiteout(path: str, status: os.stat_result, mark: str) -> bool:
     """Whether an entry of an overlay layer says that the entry of the layers below is gone."""
     if stat.S_ISCHR(status.st_mode):
         return status.st_rdev == 0
@@ -273,7 +257,7 @@ def is_whiteout(path: Path, status: os.stat_result, mark: str) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == 0 and _has_xattr(path, mark + "whiteout")
 
 
-def is_opaque(path: Path, mark: str) -> bool:
+def is_opaque(path: str, mark: str) -> bool:
     """Whether a directory of an overlay layer hides the directories of the same name below it."""
     try:
         return os.getxattr(path, mark + "opaque", follow_symlinks=False) == b"y"
@@ -305,7 +289,7 @@ def merged_names(view: RootfsView, below: str) -> set[str]:
                 if entry.name in gone or entry.name in names:
                     continue
                 status = entry.stat(follow_symlinks=False)
-                hidden = is_whiteout(Path(entry.path), status, view.mark)
+                hidden = is_whiteout(entry.path, status, view.mark)
                 (gone if hidden else names).add(entry.name)
     return names
 
@@ -321,18 +305,18 @@ def _continuing(layers: list[Path], below: str, mark: str) -> Iterator[Path]:
         if not stat.S_ISDIR(status.st_mode):
             return
         yield layer
-        if is_opaque(path, mark):
+        if is_opaque(str(path), mark):
             return
 
 
-def _has_xattr(path: Path, name: str) -> bool:
+def _has_xattr(path: str, name: str) -> bool:
     with suppress(OSError):
         os.getxattr(path, name, follow_symlinks=False)
         return True
     return False
 
 
-def _xattrs(path: Path) -> dict[str, bytes]:
+def _xattrs(path: str) -> dict[str, bytes]:
     try:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:  # the file system has none
@@ -342,21 +326,3 @@ def _xattrs(path: Path) -> dict[str, bytes]:
         with suppress(OSError):
             found[name] = os.getxattr(path, name, follow_symlinks=False)
     return found
-
-
-def _header(name: str, status: os.stat_result, attributes: dict[str, bytes]) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.mode = stat.S_IMODE(status.st_mode)
-    info.uid, info.gid = status.st_uid, status.st_gid
-    seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
-    info.mtime = seconds
-    headers: dict[str, str] = {}
-    if nanoseconds or seconds < 0:
-        sign, moment = ("-", -status.st_mtime_ns) if status.st_mtime_ns < 0 else ("", status.st_mtime_ns)
-        headers["mtime"] = f"{sign}{moment // 10**9}.{moment % 10**9:09d}"
-        info.mtime = max(seconds, 0)
-    for key, value in sorted(attributes.items()):
-        if key.startswith(KEPT_XATTRS):
-            headers[XATTR_PREFIX + key] = value.decode("utf-8", "surrogateescape")
-    info.pax_headers = headers
-    return info
