@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from shim.cli.node import this_node
+from shim.cli.node import name_only, short_time, this_node
 
 
 @click.command("audit")
@@ -34,10 +34,10 @@ def command(count: int, as_json: bool) -> None:
         entry: dict[str, Any] = json.loads(line)
         who: dict[str, Any] = entry.get("who") or {}
         table.add_row(
-            entry.get("time", ""),
+            short_time(entry.get("time")),
             entry.get("event", ""),
             str(entry.get("container", "")),
-            str(entry.get("image", "")),
+            name_only(entry.get("image")),
             f"{who.get('program', '')}[{who.get('pid', '')}]",
             str(entry.get("verdict", "")),
         )

@@ -92,6 +92,16 @@ class Node:
         return where, bundle.runtime_state(self.config.runtime_path, where, container_id)
 
 
+def name_only(reference: object) -> str:
+    """An image reference without its digest, for tables."""
+    return str(reference or "").partition("@")[0]
+
+
+def short_time(moment: object) -> str:
+    """An RFC 3339 time to the second, for tables."""
+    return str(moment or "")[:19] + "Z" if moment else ""
+
+
 def this_node() -> Node:
     """The node that TORPOR_CONF, this installation or the system describes, in this order."""
     given = os.environ.get("TORPOR_CONF")

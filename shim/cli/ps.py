@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shim import bundle, state
-from shim.cli.node import Node, this_node
+from shim.cli.node import Node, name_only, short_time, this_node
 from shim.errors import ShimError
 
 
@@ -63,5 +63,6 @@ def command(as_json: bool) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         keys = ("id", "phase", "status", "pid", "image", "use", "engine", "created")
-        table.add_row(*(str(row.get(key, "")) for key in keys))
+        cells = {**row, "image": name_only(row.get("image")), "created": short_time(row.get("created"))}
+        table.add_row(*(str(cells.get(key, "")) for key in keys))
     Console().print(table)
