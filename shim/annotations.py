@@ -9,7 +9,7 @@ spelling mistake does not become a silent cold start.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,6 @@ from shim.errors import AdmissionRefused
 PREFIX = "torpor.dev/"
 CRIU_PREFIX = "org.criu."
 CRIU_OPERATOR = "restore.criu.org/checkpoint-path."
-GRIT = "grit.dev/checkpoint"
 
 Use = Literal["clone", "move"]
 OnFailure = Literal["fail", "cold-start"]
@@ -215,27 +214,14 @@ def _namespace(annotations: Mapping[str, str]) -> str:
 
 
 def _foreign_path(annotations: Mapping[str, str], name: str) -> Path | None:
-    readers: tuple[Callable[[Mapping[str, str], str], tuple[str, str] | None], ...] = (_criu_operator, _grit)
-    found = next((pair for pair in (reader(annotations, name) for reader in readers) if pair), None)
-    if found is None:
+    """The archive that the annotation of the checkpoint-restore operator names."""
+    key = f"{CRIU_OPERATOR}{name}"
+    if not name or key not in annotations:
         return None
-    annotation, value = found
+    value = annotations[key]
     path = PurePosixPath(value)
     if not path.is_absolute() or ".." in path.parts or not value.isprintable():
         raise AdmissionRefused(
-            f"could not read the annotations: '{annotation}' is '{value}', but must be an absolute path "
-            "without '..'"
+            f"could not read the annotations: '{key}' is '{value}', but must be an absolute path without '..'"
         )
     return Path(path)
-
-
-def _criu_operator(annotations: Mapping[str, str], name: str) -> tuple[str, str] | None:
-    key = f"{CRIU_OPERATOR}{name}"
-    return (key, annotations[key]) if name and key in annotations else None
-
-
-def _grit(annotations: Mapping[str, str], name: str) -> tuple[str, str] | None:
-    """GRIT names one directory for the pod, which holds one directory for each container."""
-    if not name or "/" in name or name in {".", ".."} or GRIT not in annotations:
-        return None
-    return GRIT, f"{annotations[GRIT]}/{name}" if annotations[GRIT] else ""

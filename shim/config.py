@@ -29,8 +29,8 @@ class Config:
     engine: engine for a dump that asks for none, None to take the first whose probe is clean.
     checkpoint_timeout_s, restore_timeout_s: deadline of one engine call, seconds.
     allowed_hooks: OCI hooks (absolute paths) that may run at a restore.
-    foreign_annotations: obey `restore.criu.org/` and `grit.dev/` annotations, whose archives must lie under
-    archive_roots (directories that only root may write).
+    foreign_annotations: obey `restore.criu.org/` annotations, whose archives must lie under archive_roots
+    (directories that only root may write).
     """
 
     runtime_path: Path

@@ -118,8 +118,8 @@ CONFIG_TOML = f"""\
 # OCI hooks (absolute paths) that may run when a container is restored.
 #allowed_hooks = []
 
-# Directories, which only root may write, of archives that restore.criu.org/ and grit.dev/ annotations may
-# name; they are obeyed only with FOREIGN=1 in runtime.conf.
+# Directories, which only root may write, of archives that restore.criu.org/ annotations may name;
+# they are obeyed only with FOREIGN=1 in runtime.conf.
 #archive_roots = ["/var/lib/kubelet/checkpoints"]
 """
 

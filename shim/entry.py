@@ -12,7 +12,7 @@ from shim.argv import Call, parse
 # Annotations that make a `create` ours: torpor's own, those that CRIU obeys (a pod may not set them: they
 # name a file whose scripts run as root), and, where the node allows them, those of other tools.
 OURS = (b"torpor.dev/", b"org.criu.")
-FOREIGN = (b"restore.criu.org/", b"grit.dev/")
+FOREIGN = (b"restore.criu.org/",)
 
 _HELD_VERBS = ("start", "state", "kill", "exec", "pause", "resume", "ps")
 _STOPPING_VERBS = ("state", "kill", "delete", "ps", "features")

@@ -31,7 +31,7 @@ ANNOTATIONS = {
     "plain": {"io.kubernetes.cri.container-name": "c"},
     "ours": {"torpor.dev/restore-from.c": "name"},
     "criu": {"org.criu.config": "/tmp/evil.conf"},
-    "foreign": {"grit.dev/checkpoint": "/x"},
+    "foreign": {"restore.criu.org/checkpoint-path.c": "/x.tar"},
 }
 
 

@@ -51,7 +51,7 @@ def torpor(place: Path) -> Torpor:
 @pytest.fixture(scope="session")
 def daemon(place: Path, tag: str, torpor: Torpor) -> Iterator[Containerd]:
     """containerd with three handlers: runc, torpor, and torpor with an allow-list that is too wide."""
-    wide = ("torpor.dev/*", "org.criu.*", "restore.criu.org/*", "grit.dev/*")
+    wide = ("torpor.dev/*", "org.criu.*", "restore.criu.org/*")
     handlers = {
         "runc": Handler(binary=tool("runc")),
         "torpor": Handler(binary=torpor.runtime),

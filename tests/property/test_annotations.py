@@ -18,7 +18,6 @@ KEYS = st.one_of(
         "torpor.dev/{}.{}".format, st.sampled_from(["restore-from", "use", "checkpointable"]), CONTAINERS
     ),
     st.builds("restore.criu.org/checkpoint-path.{}".format, CONTAINERS),
-    st.just("grit.dev/checkpoint"),
     st.builds("org.criu.{}".format, NAMES),
     NAMES,
 )

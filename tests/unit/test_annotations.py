@@ -143,11 +143,6 @@ def test_foreign_annotations_only_where_allowed():
     assert not found.bare
 
 
-def test_grit_names_a_directory_for_each_container():
-    found = read({"annotations": {**CONTAINERD, "grit.dev/checkpoint": "/mnt/grit/p"}}, foreign=True)
-    assert found.foreign_path == Path("/mnt/grit/p/app")
-
-
 @pytest.mark.parametrize("path", ["relative.tar", "/a/../b.tar", "", "/a\n.tar"])
 def test_foreign_paths_must_be_plain(path: str):
     annotations = {**CONTAINERD, "restore.criu.org/checkpoint-path.app": path}
