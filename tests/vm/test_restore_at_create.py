@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.support import oci
@@ -14,4 +16,5 @@ pytestmark = [pytest.mark.vm, pytest.mark.engine]
 def test_a_counter_sleeps_and_wakes_under_containerd(vm: Machine) -> None:
     archive = "/root/busybox.tar"
     vm.put(archive, oci.layout("busybox").read_bytes())
-    guest_module(vm, "tests.vm.guest.callers", archive)
+    n_sleeps = 3 if os.environ.get("TORPOR_SOAK") == "1" else 1
+    guest_module(vm, "tests.vm.guest.callers", archive, str(n_sleeps))

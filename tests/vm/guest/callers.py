@@ -1,6 +1,6 @@
 """torpor between containerd and runc under another kernel.
 
-In the machine: `python -m tests.vm.guest.callers ARCHIVE`; ARCHIVE: OCI layout of the busybox test image.
+In the machine: `python -m tests.vm.guest.callers ARCHIVE N_SLEEPS`; ARCHIVE: the busybox test image.
 """
 
 from __future__ import annotations
@@ -104,36 +104,35 @@ def until_number(container_id: str, least: int) -> None:
     until(reached, timeout_s=TIMEOUT_S, what=f"{container_id} counts to {least}")
 
 
-def restore_at_create(archive: Path) -> None:
-    """A counter sleeps, wakes up in another container and another kind of cgroup, sleeps and wakes again."""
+def restore_at_create(archive: Path, n_sleeps: int) -> None:
+    """A counter sleeps in a plain cgroup and wakes up in a scope of systemd's, in another container.
+
+    n_sleeps: how often; from the second time on it is a restored container that sleeps.
+    """
     caller = Caller(archive)
-    caller.run("one")
-    assert caller.cgroup("one") == f"/{NAMESPACE}/one"
-    after_dump = caller.put_to_sleep("one", "first")
-
-    caller.run("two", *SYSTEMD, "--annotation", "torpor.dev/restore-from=first")
-    until_number("two", after_dump + 5)
-    counted = numbers("two")
-    assert 1 < counted[0] <= after_dump + 1, (counted[0], after_dump)
-    assert counted == list(range(counted[0], counted[0] + len(counted))), "it misses no number"
-    assert caller.cgroup("two") == "/system.slice/test-two.scope"
-    note = Path(f"/proc/{caller.pid('two')}/root/data/last").read_text()
-    assert int(note) > after_dump, "it writes into a root filesystem of its own"
-    caller.ctr("task", "pause", "two")
-    caller.until_status("two", "PAUSED")
-    caller.ctr("task", "resume", "two")
-    until_number("two", numbers("two")[-1] + 3)
-    after_dump = caller.put_to_sleep("two", "second")
-
-    caller.run("three", *SYSTEMD, "--annotation", "torpor.dev/restore-from=second")
-    until_number("three", after_dump + 5)
-    assert numbers("three")[0] > 1
-    caller.ctr("task", "kill", "--signal", "SIGTERM", "three")
-    caller.until_status("three", "STOPPED")
-    said = caller.delete("three")
+    caller.run("c0")
+    assert caller.cgroup("c0") == f"/{NAMESPACE}/c0"
+    for n in range(1, n_sleeps + 1):
+        after_dump = caller.put_to_sleep(f"c{n - 1}", f"image{n}")
+        caller.run(f"c{n}", *SYSTEMD, "--annotation", f"torpor.dev/restore-from=image{n}")
+        until_number(f"c{n}", after_dump + 3)
+        counted = numbers(f"c{n}")
+        assert 1 < counted[0] <= after_dump + 1, (counted[0], after_dump)
+        assert counted == list(range(counted[0], counted[0] + len(counted))), "it misses no number"
+        assert caller.cgroup(f"c{n}") == f"/system.slice/test-c{n}.scope"
+        note = Path(f"/proc/{caller.pid(f'c{n}')}/root/data/last").read_text()
+        assert int(note) > after_dump, "it writes into a root filesystem of its own"
+    last = f"c{n_sleeps}"
+    caller.ctr("task", "pause", last)
+    caller.until_status(last, "PAUSED")
+    caller.ctr("task", "resume", last)
+    until_number(last, numbers(last)[-1] + 3)
+    caller.ctr("task", "kill", "--signal", "SIGTERM", last)
+    caller.until_status(last, "STOPPED")
+    said = caller.delete(last)
     assert "exit code 42" in said, f"the counter's own trap gives 42, ctr says: {said}"
     caller.daemon.close()
 
 
 if __name__ == "__main__":
-    restore_at_create(Path(sys.argv[1]))
+    restore_at_create(Path(sys.argv[1]), int(sys.argv[2]))
