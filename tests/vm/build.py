@@ -118,8 +118,9 @@ def ensure(folder: Path) -> Image:
     image = Image(path=folder / _key(), key=_key())
     with locked(folder / "lock"):
         if not image.path.exists():
-            for old in folder.glob("????????????????"):
-                shutil.rmtree(old)
+            for pattern in ("?" * len(image.key), "building-*"):  # of other keys, of a build that was killed
+                for old in folder.glob(pattern):
+                    shutil.rmtree(old)
             with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as staging:
                 _build(Path(staging), folder / "build.log")
                 done = Path(staging) / "done"

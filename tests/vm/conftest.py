@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -28,9 +27,12 @@ def _unavailable(reason: str) -> NoReturn:
 
 
 @pytest.fixture(scope="session")
-def vm_folder() -> Path:
+def vm_folder() -> Iterator[Path]:
+    """Where built machines lie. From here on PATH has the administrator's programs, as root's may not."""
     named = os.environ.get("TORPOR_VM_IMG")
-    return Path(named) if named else payload.CHECKOUT / "build" / "vm"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        yield Path(named) if named else payload.CHECKOUT / "build" / "vm"
 
 
 @pytest.fixture(scope="session")
@@ -48,16 +50,20 @@ def vm_state(vm_folder: Path) -> machine.State:
 
 @pytest.fixture(scope="session")
 def vm_payload(vm_folder: Path) -> Iterator[Path]:
-    vm_folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="payload-", dir=vm_folder) as folder:
-        staging, disk = Path(folder) / "staging", Path(folder) / "disk"
-        staging.mkdir()
-        try:
-            payload.write(disk, staging)
-        except payload.PayloadFailed as problem:
-            _unavailable(str(problem))
+    for old in vm_folder.glob("payload-*"):  # of a run that was killed
+        if not Path("/proc", old.name.split("-")[1]).exists():
+            shutil.rmtree(old)
+    folder = vm_folder / f"payload-{os.getpid()}"
+    staging, disk = folder / "staging", folder / "disk"
+    staging.mkdir(parents=True)
+    try:
+        payload.write(disk, staging)
         shutil.rmtree(staging)
         yield disk
+    except payload.PayloadFailed as problem:
+        _unavailable(str(problem))
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture
