@@ -19,7 +19,7 @@ _BUILT_IN = {
     "fake": "engines.fake:FakeEngine",
 }
 # In this order when nothing else decides. The fake must be asked for by name.
-_CHOICE = ("criu",)
+_CHOICE: tuple[str, ...] = ("criu",)
 
 Factory = Callable[[EngineSettings], CheckpointEngine]
 
@@ -51,10 +51,11 @@ def create(name: str, settings: EngineSettings) -> CheckpointEngine:
 def choose(settings: EngineSettings, wanted: str | None = None) -> CheckpointEngine:
     """The engine for a dump: the one that is wanted, else the first whose probe refuses nothing.
 
-    Raises EngineUnavailable, with what every engine said.
+    Raises EngineUnavailable, with what every engine said. An engine without a rival is not probed: that takes
+    longer than a small dump, and the engine refuses what it cannot do by itself.
     """
-    if wanted:
-        return create(wanted, settings)
+    if wanted or len(_CHOICE) == 1:
+        return create(wanted or _CHOICE[0], settings)
     said: list[str] = []
     for name in _CHOICE:
         engine = create(name, settings)

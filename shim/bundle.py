@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -108,6 +106,9 @@ def hostname(uts_path: Path, new: str | None = None) -> str:
     A thread of its own joins the namespace and ends there: the caller's never changes.
     Raises OSError if the namespace cannot be entered.
     """
+    import ctypes
+    import socket  # both only where a pod shares its host name
+
     result: list[str] = []
     failure: list[OSError] = []
 

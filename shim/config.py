@@ -7,10 +7,8 @@ that only the calls torpor serves itself ever open.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -95,6 +93,9 @@ def load(settings: Mapping[str, str]) -> Config:
     toml_path = Path(settings.get("CONFIG") or "/etc/torpor/config.toml")
     if not toml_path.exists():
         return config
+    import tomllib  # most nodes have no such file
+    from difflib import get_close_matches
+
     _trusted(toml_path)
     try:
         document = tomllib.loads(toml_path.read_text())

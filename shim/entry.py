@@ -54,9 +54,12 @@ def main(conf: str, handler: str, runtime: str) -> None:
             hand_over(runtime, argv)
         sys.exit(_fail(f"could not {call.verb} a container: {error}; install torpor again", call))
     status = serve(call, settings)
-    if status is None:
-        hand_over(runtime, argv)
-    sys.exit(status)
+    if status is not None:
+        if sys.stdout is not None:  # None if the caller has closed it
+            sys.stdout.flush()
+        # Not sys.exit: to tidy up all that was imported takes longer than a call that passes through.
+        os._exit(status)
+    hand_over(runtime, argv)
 
 
 def read_settings(path: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -92,6 +91,8 @@ def keep(error: BaseException, state_path: Path, container_id: str) -> None:
 
 def internal_error(error: BaseException, state_path: Path) -> str:
     """Keep the traceback of a defect of torpor in a file, and return the sentence for the user."""
+    import traceback
+
     path = state_path / "last-defect.txt"
     try:
         state_path.mkdir(mode=0o700, parents=True, exist_ok=True)

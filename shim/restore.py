@@ -20,7 +20,6 @@ from engines.api import (
     EngineSettings,
     Finding,
     Needs,
-    ReleaseRequest,
     Restored,
     RestoreRequest,
 )
@@ -28,7 +27,7 @@ from shim import admission, bundle, log, state, timing
 from shim.annotations import Network, Use, Wish
 from shim.checkpointable import without_io_uring
 from shim.config import Config
-from shim.errors import AdmissionRefused, ShimError
+from shim.errors import AdmissionRefused
 from shim.images import layout
 from shim.images.apply import apply
 from shim.images.manifest import Manifest
@@ -297,38 +296,3 @@ def checkpointable(target_bundle: Path, spec: bundle.Spec) -> bundle.Spec:
     spec = without_io_uring(spec)
     bundle.write_spec(target_bundle, spec)
     return spec
-
-
-def start(config: Config, store: Store, container_id: str, directory: Path, settings: EngineSettings) -> bool:
-    """Let a held container run; False if it is not held.
-
-    The image is consumed before the first task runs: should the node die in between, the mark must be cleared
-    by hand, but the job never runs twice. Raises AdmissionRefused if another container was started from the
-    image meanwhile, EngineError.
-    """
-    with state.locked(directory, wait_s=5.0):
-        found = state.load(directory)
-        if found is None or found.phase != "held":
-            return False
-        try:
-            if found.use == "move":
-                store.consume(
-                    store.resolve(layout.parse_reference(found.image, namespace="")), by=container_id
-                )
-        except ShimError as error:
-            log.audit(
-                config.store_path, "refused", container=container_id, image=found.image, verdict=str(error)
-            )
-            raise
-        engine = registry.create(found.engine, settings)
-        engine.release(ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s))
-        state.advance(directory, found, "running")
-    log.audit(
-        config.store_path,
-        "start",
-        container=container_id,
-        image=found.image,
-        digest=found.digest,
-        verdict="running",
-    )
-    return True

@@ -15,6 +15,7 @@ from shim.annotations import Wish
 from shim.cli.node import Node, this_node
 from shim.errors import ShimError
 from shim.images.layout import parse_reference
+from shim.start import start
 from shim.verbs.context import engine_settings
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -105,7 +106,7 @@ def command(
         held, _ = restore.at_create(node.config, node.store, found, target, spec, wish)
     log.audit(node.config.store_path, "restore", container=name, image=held.image, verdict="held")
     pid = bundle.runtime_state(node.config.runtime_path, root, name).pid
-    restore.start(node.config, node.store, name, directory, target.settings)
+    start(node.config, name, directory, target.settings)
     if not detach:
         sys.exit(_wait(node, root, name, pid, directory))
 

@@ -12,7 +12,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,14 +126,19 @@ def _hash(directory: Path, name: str, *, on_bytes: OnBytes | None, sync: bool) -
 def hash_files(
     names: list[str], *, checkpoint_path: Path, extras_path: Path, on_bytes: OnBytes | None = None, sync: bool
 ) -> dict[str, FileDigest]:
-    """Digests of the named files, two at a time. sync: also make them read-only and force them to disk.
+    """Digests of the named files, two at a time if there is memory among them.
 
+    sync: also make them read-only and force them to disk.
     Raises OSError.
     """
 
     def one(name: str) -> FileDigest:
         directory, below = locate(name, checkpoint_path=checkpoint_path, extras_path=extras_path)
         return _hash(directory, below, on_bytes=on_bytes, sync=sync)
+
+    if not any(map(is_page_file, names)):
+        return {name: one(name) for name in names}
+    from concurrent.futures import ThreadPoolExecutor  # longer to import than to hash what is not pages
 
     with ThreadPoolExecutor(N_HASH_THREADS, thread_name_prefix="hash") as pool:
         return dict(zip(names, pool.map(one, names), strict=True))

@@ -15,7 +15,6 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Generator, Iterator, Mapping
@@ -171,7 +170,7 @@ class Store:
         )
 
     def _new_staging(self, *, locked: bool = False) -> tuple[Path, int]:
-        path = self._staging / secrets.token_hex(8)
+        path = self._staging / os.urandom(8).hex()
         try:
             self.ensure()
             with nullcontext() if locked else self._locked():  # else `recover` could come before the flock

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines import registry
 from engines.api import CheckpointEngine, EngineSettings
@@ -13,8 +14,10 @@ from shim import entry
 from shim.argv import Call
 from shim.config import Config
 from shim.errors import UsageError
-from shim.images.store import Store
 from shim.toolchain.find import Tools, find_tools
+
+if TYPE_CHECKING:
+    from shim.images.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,8 @@ class Context:
     @cached_property
     def store(self) -> Store:
         """The checkpoint image store."""
+        from shim.images.store import Store  # half of all that there is to import
+
         return Store(self.config.store_path)
 
     @cached_property

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from shim import restore
+from shim.start import start
 from shim.verbs.context import Context
 
 
 def serve(context: Context) -> int | None:
     """Release a held container; None if it is not held. Raises ShimError, EngineError."""
-    started = restore.start(
-        context.config, context.store, context.container_id, context.directory, context.engine_settings
-    )
+    started = start(context.config, context.container_id, context.directory, context.engine_settings)
     return 0 if started else None
