@@ -47,7 +47,7 @@ def main() -> int:
         "hot-path": lambda: hot_path.measure(path / "hot", rounds=rounds(200)),
         "share": lambda: share.measure(path / "share", rounds=rounds(15)),
         "start": lambda: start.measure(path / "start", tag, rounds=rounds(20)),
-        "memory": lambda: memory.measure(path / "memory", tag, rounds=rounds(3), size_mib=wanted.size_mib),
+        "memory": lambda: memory.measure(path / "memory", tag, rounds=rounds(5), size_mib=wanted.size_mib),
     }
     facts = machine()
     begun = time.monotonic()

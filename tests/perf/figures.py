@@ -10,8 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tests.support.containers import command, tool
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,12 @@ class Series:
             rounds=len(values),
             spread=(low, high),
         )
+
+
+def in_turns(items: Sequence[T], number: int) -> Sequence[T]:
+    """The items of round `number`: each round begins with another one, so that none is always the first."""
+    first = number % len(items)
+    return (*items[first:], *items[:first])
 
 
 def seconds(action: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engines.criu import wire
-from tests.perf.figures import Figure, Series, seconds
+from tests.perf.figures import Figure, Series, in_turns, seconds
 from tests.perf.place import Place, Sleeper, goes_on, longest_gap_s, place
 from tests.support import oci
 from tests.support.containers import Output, tool, until
@@ -58,13 +58,22 @@ def _runc_and_torpor(series: Series, ground: Place, source: Sleeper, argv: list[
         return stats.frozen_s
 
     flags = ("checkpoint", "--leave-running", "--image-path")
-    _dump(series, "runc", lambda: ground.runc(*flags, theirs, "--work-path", work, source.id), text)
-    series.add("runc frozen", frozen_in(work))
-    _dump(series, "store", lambda: ground.checkpoint(source.id, "big"), text)
-    timings = json.loads((ground.torpor.image_path("big") / "timings.json").read_bytes())
-    series.add("store frozen", timings["dump"]["frozen_s"])
-    _dump(series, "verb", lambda: ground.torpor_runtime(*flags, ours, source.id), text)
-    series.add("verb frozen", frozen_in(ours))
+
+    def dump_by_runc() -> None:
+        _dump(series, "runc", lambda: ground.runc(*flags, theirs, "--work-path", work, source.id), text)
+        series.add("runc frozen", frozen_in(work))
+
+    def dump_into_store() -> None:
+        _dump(series, "store", lambda: ground.checkpoint(source.id, "big"), text)
+        timings = json.loads((ground.torpor.image_path("big") / "timings.json").read_bytes())
+        series.add("store frozen", timings["dump"]["frozen_s"])
+
+    def dump_by_verb() -> None:
+        _dump(series, "verb", lambda: ground.torpor_runtime(*flags, ours, source.id), text)
+        series.add("verb frozen", frozen_in(ours))
+
+    for dump in in_turns((dump_by_runc, dump_into_store, dump_by_verb), number):
+        dump()
 
     def by_runc(bundle: Path, container_id: str, output: Output) -> None:
         words = ("restore", "--detach", "--image-path", theirs, "--work-path", work)
@@ -74,7 +83,8 @@ def _runc_and_torpor(series: Series, ground: Place, source: Sleeper, argv: list[
         ground.torpor_runtime("create", "--bundle", bundle, container_id, output=output)
         ground.torpor_runtime("start", container_id)
 
-    for name, wake, wish in (("runc", by_runc, {}), ("torpor", by_torpor, {"restore_from": "big"})):
+    wakers = (("runc", by_runc, {}), ("torpor", by_torpor, {"restore_from": "big"}))
+    for name, wake, wish in in_turns(wakers, number):
         container_id = ground.lab.new_id(name)
         bundle, output = ground.bundle(container_id, argv, **wish), Output()
         os.sync()
