@@ -8,6 +8,7 @@ image that is to stop its source is complete and on disk before the source may d
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,15 +25,17 @@ from engines.api import (
     Phase,
     PhaseInfo,
 )
-from shim import annotations, bundle, log, state
+from shim import annotations, bundle, log, state, timing
 from shim.config import Config
 from shim.errors import ShimError
 from shim.images import layout, rootfs
 from shim.images.documents import encode_needs
 from shim.images.host import read_host
+from shim.images.layout import Reference
 from shim.images.manifest import Manifest, Program, Rootfs, Use, build_manifest, source_of
 from shim.images.seal import write_file
 from shim.images.spec import parse
+from shim.images.store import Image, Store
 from shim.timing import Stopwatch, Timings
 from shim.version import VERSION
 
@@ -124,6 +127,64 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
         dump=stats,
     )
     return job.sealed(), timings
+
+
+def into_store(
+    source: Source,
+    config: Config,
+    store: Store,
+    reference: Reference,
+    *,
+    stop: bool,
+    use: Use | None = None,
+    engine: str | None = None,
+    full_copy: bool = False,
+    replace: bool = False,
+) -> tuple[Image, Timings]:
+    """Checkpoint a container into the store of this node, and tell the audit log.
+
+    stop: the container ends with the checkpoint. use, engine, full_copy: see `Wanted`. replace: an image of
+    the same name gives way. Raises EngineError, ShimError; then the container runs on and the store is as it
+    was.
+    """
+    store.recover()
+
+    def commit(manifest: Manifest) -> None:
+        store.commit(staged, reference, manifest=manifest, replace=replace)
+
+    def tell(verdict: str, **more: str) -> None:
+        name = str(reference)
+        log.audit(
+            config.store_path,
+            "checkpoint",
+            container=source.container_id,
+            image=name,
+            verdict=verdict,
+            **more,
+        )
+
+    with store.staging() as staged, tempfile.TemporaryDirectory(prefix="torpor-") as logs:
+        wanted = Wanted(
+            image_path=staged / layout.CHECKPOINT,
+            extras_path=staged,
+            work_path=Path(logs),
+            leave_running=not stop,
+            rootfs="full-copy" if full_copy else "overlay",
+            use=use,
+            engine=engine,
+        )
+        try:
+            _, timings = take(source, config, wanted, commit)
+        except Exception as error:
+            tell(f"failed: {error}")
+            raise
+        image = store.resolve(reference)
+        write_file(image.path / layout.TIMINGS, timing.encode(timings))
+        for name in (layout.DUMP_LOG, layout.STATS_DUMP):
+            write_file(image.path / name, (Path(logs) / name).read_bytes())
+    timing.record(config.store_path, timings)
+    tell("stopped" if stop else "left running", digest=image.digest)
+    return image, timings
 
 
 def _leave_logs(directory: Path, wanted: Wanted) -> None:

@@ -7,14 +7,12 @@ import json
 import click
 from rich.console import Console
 
-from shim import bundle, log, timing
-from shim.checkpoint import Source, Wanted, take
+from shim import bundle
+from shim.checkpoint import Source, into_store
 from shim.cli.node import this_node
 from shim.errors import ShimError, UsageError
-from shim.images import layout
-from shim.images.layout import CHECKPOINT, parse_reference
-from shim.images.manifest import Manifest, source_of
-from shim.images.seal import write_file
+from shim.images.layout import parse_reference
+from shim.images.manifest import source_of
 from shim.images.spec import parse
 from shim.verbs.context import engine_settings
 
@@ -81,51 +79,24 @@ def command(
         bundle_path=found.bundle_path,
         settings=engine_settings(config, node.tools, where, directory),
     )
-    store = node.store
-    store.recover()
-    digest = ""
-    with Console(stderr=True).status(f"checkpointing {found.container_id}"), store.staging() as staged:
-
-        def commit(manifest: Manifest) -> None:
-            nonlocal digest
-            digest = store.commit(staged, reference, manifest=manifest, replace=replace).digest
-
-        wanted = Wanted(
-            image_path=staged / CHECKPOINT,
-            extras_path=staged,
-            leave_running=not stop,
-            rootfs="full-copy" if full_copy else "overlay",
+    with Console(stderr=True).status(f"checkpointing {found.container_id}"):
+        image, timings = into_store(
+            source,
+            config,
+            node.store,
+            reference,
+            stop=stop,
             use="move" if use == "move" else "clone" if use == "clone" else None,
             engine=engine,
+            full_copy=full_copy,
+            replace=replace,
         )
-        try:
-            _, timings = take(source, config, wanted, commit)
-        except Exception as error:
-            log.audit(
-                config.store_path,
-                "checkpoint",
-                container=found.container_id,
-                image=str(reference),
-                verdict=f"failed: {error}",
-            )
-            raise
-    image = store.resolve(reference)
-    timing.record(config.store_path, timings)
-    write_file(image.path / layout.TIMINGS, timing.encode(timings))
-    log.audit(
-        config.store_path,
-        "checkpoint",
-        container=found.container_id,
-        image=str(reference),
-        digest=digest,
-        verdict="stopped" if stop else "left running",
-    )
     if as_json:
         click.echo(
             json.dumps(
                 {
                     "image": str(reference),
-                    "digest": digest,
+                    "digest": image.digest,
                     "bytes": image.n_bytes,
                     "total_s": timings.total_s,
                     "phases": timings.phases,
@@ -136,7 +107,7 @@ def command(
         return
     dump = timings.dump
     frozen = f", frozen {dump.frozen_s:.3f} s" if dump and dump.frozen_s else ""
-    click.echo(f"{reference}@{digest}")
+    click.echo(f"{image.reference}")
     click.echo(
         f"{image.n_bytes / 2**20:.1f} MiB in {timings.total_s:.3f} s{frozen}; "
         f"the container {'has ended' if stop else 'runs on'}"

@@ -48,6 +48,11 @@ class Show:
         """Where the private containerd answers."""
         return self.base / "containerd.sock"
 
+    @property
+    def namespace(self) -> str:
+        """A containerd namespace, hence a cgroup, that no other run has."""
+        return f"torpor-demo-{os.getpid()}"
+
     def run(self) -> None:
         """Sleep and wake. Raises ShimError with the step that failed."""
         with self._step("a root file system from this machine's Python"):
@@ -59,28 +64,25 @@ class Show:
         with contextlib.ExitStack() as cleanup:
             with self._step("containerd starts, unmodified; its OCI runtime is torpor-runtime"):
                 cleanup.enter_context(self._containerd())
+            cleanup.callback(self._remove_cgroups)
+            before = cleanup.enter_context(contextlib.ExitStack())
             with self._step("container 'before' starts: 64 MiB of memory, a file, a listening socket"):
-                cleanup.enter_context(self._overlay("before"))
-                self._ctr("run", "--detach", *self._where("before", launcher), python, "/workload.py")
+                before.enter_context(self._container("before", launcher, python))
                 first = self._wait_for(lambda: self._ticks("before")[4:])
+                # Held open, so that the kernel does not give its number to the next one.
+                pid = self._ctr("task", "ls").split("before")[1].split()[0]
+                cleanup.enter_context(Path(f"/proc/{pid}/ns/net").open())
             self.tell(f"      {first[-1]}")
             with self._step("torpor checkpoint before --name demo --stop"):
-                answer = self._torpor(
-                    "checkpoint", "before", "--name", "demo", "--stop",
-                    "--root", str(self.base / "runc" / "demo"),
-                )  # fmt: skip
+                root = str(self.base / "runc" / self.namespace)
+                answer = self._torpor("checkpoint", "before", "--name", "demo", "--stop", "--root", root)
             self.tell(f"      {answer.splitlines()[-1]}")
             asleep = self._ticks("before")[-1]
             with self._step("container 'before' is deleted, its root file system unmounted"):
-                self._wait_for(lambda: "STOPPED" in self._ctr("task", "ls"))
-                self._ctr("task", "delete", "before")
-                self._ctr("container", "delete", "before")
+                before.close()
             with self._step("container 'after' is created with torpor.dev/restore-from=demo"):
-                cleanup.enter_context(self._overlay("after"))
-                self._ctr(
-                    "run", "--detach", "--annotation", "torpor.dev/restore-from=demo",
-                    *self._where("after", launcher), python, "/workload.py",
-                )  # fmt: skip
+                asked = ("--annotation", "torpor.dev/restore-from=demo")
+                cleanup.enter_context(self._container("after", launcher, python, *asked))
                 awake = self._wait_for(lambda: self._ticks("after"))[0]
             self.tell(f"      last line before: {asleep}")
             self.tell(f"      first line after: {awake}")
@@ -89,12 +91,6 @@ class Show:
                 f"The counter goes on: {asleep.split()[1]} -> {awake.split()[1]}, same memory, same file, "
                 f"another network namespace. {time.monotonic() - self.begun:.1f} s in all."
             )
-            with self._step("everything is removed again"):
-                with contextlib.suppress(ShimError):
-                    self._ctr("task", "kill", "--signal", "KILL", "after")
-                self._wait_for(lambda: "STOPPED" in self._ctr("task", "ls"))
-                self._ctr("task", "delete", "after")
-                self._ctr("container", "delete", "after")
 
     # --- the parts -----------------------------------------------------------------------------------
 
@@ -157,25 +153,42 @@ class Show:
         return True
 
     @contextlib.contextmanager
-    def _overlay(self, name: str) -> Generator[None]:
+    def _overlay(self, name: str) -> Generator[Path]:
         """What a snapshotter mounts: the same container image below, a fresh upper directory on top."""
         root = _made(self.base / name / "rootfs")
         upper, work = _made(self.base / name / "upper"), _made(self.base / name / "work")
         options = f"lowerdir={self.base / 'lower'},upperdir={upper},workdir={work}"
         self._call(["mount", "-t", "overlay", "overlay", "-o", options, str(root)])
         try:
-            yield
+            yield root
         finally:
             self._call(["umount", "--lazy", str(root)])
 
-    def _where(self, name: str, launcher: Path) -> list[str]:
-        return [
-            "--runc-binary", str(launcher),
-            "--runc-root", str(self.base / "runc"),
-            "--log-uri", f"file://{self.base / name / 'log'}",
-            "--rootfs", str(self.base / name / "rootfs"),
-            name,
-        ]  # fmt: skip
+    @contextlib.contextmanager
+    def _container(self, name: str, launcher: Path, python: str, *options: str) -> Generator[None]:
+        """A running container, gone afterwards whatever happened to it."""
+        with self._overlay(name) as root:
+            self._ctr(
+                *("run", "--detach", *options),
+                *("--runc-binary", str(launcher), "--runc-root", str(self.base / "runc")),
+                *("--log-uri", f"file://{self.base / name / 'log'}"),
+                *("--rootfs", str(root), name, python, "/workload.py"),
+            )
+            try:
+                yield
+            finally:
+                with contextlib.suppress(ShimError):
+                    self._ctr("task", "kill", "--signal", "KILL", name)
+                self._wait_for(lambda: "STOPPED" in self._ctr("task", "ls"))
+                self._ctr("task", "delete", name)
+                self._ctr("container", "delete", name)
+
+    def _remove_cgroups(self) -> None:
+        """runc removes the cgroup of a container, not the one above it."""
+        top = Path("/sys/fs/cgroup")
+        for path in (*top.glob(self.namespace), *top.glob(f"*/{self.namespace}")):
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
     def _ticks(self, name: str) -> list[str]:
         """Whole lines of the container's output."""
@@ -193,7 +206,7 @@ class Show:
 
     def _ctr(self, *args: str) -> str:
         return self._call(
-            [str(self.tools.ctr), "--address", str(self.socket), "--namespace", "demo", *args],
+            [str(self.tools.ctr), "--address", str(self.socket), "--namespace", self.namespace, *args],
             env={**os.environ, "PATH": self.tools.search_path},
         )
 

@@ -27,7 +27,11 @@ DUMP_LOG = "dump.log"
 STATS_DUMP = "stats-dump"
 TIMINGS = "timings.json"
 
-UNSEALED = frozenset({MANIFEST, TIMINGS})  # known only when the image is closed: not in its digest
+# Not in the digest: known only when the image is closed, and told, not trusted. A caller that names no work
+# directory has the engine's log and statistics among the engine's files.
+UNSEALED = frozenset(
+    [MANIFEST, TIMINGS, *(place + name for place in ("", "checkpoint/") for name in (DUMP_LOG, STATS_DUMP))]
+)
 
 NO_NAMESPACE = "_"  # directory of images that belong to no namespace; no valid namespace is spelled so
 MAX_NAME_CHARS = 128

@@ -49,7 +49,7 @@ def serve(context: Context) -> int | None:
         raise ShimError(f"could not checkpoint container '{container_id}': it is {found.status}, not running")
     image_path = Path(options.get("image-path") or "checkpoint").absolute()
     image_path.parent.mkdir(parents=True, exist_ok=True)
-    work_path = Path(options["work-path"]).absolute() if options.get("work-path") else image_path
+    work_path = context.option_path("work-path") or image_path
     source = Source(
         container_id=container_id,
         root=context.call.root,
@@ -65,7 +65,7 @@ def serve(context: Context) -> int | None:
         work_path=work_path,
         leave_running="leave-running" in options,
         rootfs="if-overlay",
-        extra_args=_extra_args(context),
+        extra_args=context.other_options(_OURS),
         parent_path=_parent(context, image_path),
     )
 
@@ -104,14 +104,6 @@ def _parent(context: Context, image_path: Path) -> Path | None:
     """Callers give the parent relative to the image directory, as CRIU does."""
     given = context.call.options.get("parent-path")
     return (image_path / given).resolve() if given else None
-
-
-def _extra_args(context: Context) -> tuple[str, ...]:
-    args: list[str] = []
-    for name, value in context.call.options.items():
-        if name not in _OURS:
-            args.append(f"--{name}={value}" if value else f"--{name}")
-    return tuple(args)
 
 
 def _audit(context: Context, image_path: Path, verdict: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +47,19 @@ class Context:
     def bundle_path(self) -> Path:
         """The bundle that the call names, or the working directory as for runc."""
         return Path(self.call.options.get("bundle") or ".").resolve()
+
+    def option_path(self, name: str) -> Path | None:
+        """An option that holds a path, made absolute; None if it was not given."""
+        value = self.call.options.get(name)
+        return Path(value).absolute() if value else None
+
+    def other_options(self, served: Collection[str]) -> tuple[str, ...]:
+        """The options that are not among those served here, as words for the runtime."""
+        return tuple(
+            f"--{name}={value}" if value else f"--{name}"
+            for name, value in self.call.options.items()
+            if name not in served
+        )
 
     @cached_property
     def tools(self) -> Tools:

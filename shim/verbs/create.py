@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from engines.api import EngineError
 from shim import annotations, bundle, log, restore, state
 from shim.annotations import Wish
@@ -53,8 +51,8 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish) -> int | None:
         directory=context.directory,
         bundle_path=context.bundle_path,
         settings=context.engine_settings,
-        pid_file_path=_path(context, "pid-file"),
-        console_socket_path=_path(context, "console-socket"),
+        pid_file_path=context.option_path("pid-file"),
+        console_socket_path=context.option_path("console-socket"),
         extra_args=_extra_args(context),
     )
     with state.locked(context.directory, wait_s=1.0, create=True):
@@ -102,11 +100,6 @@ def _clear(context: Context) -> None:
             else:
                 return  # the runtime will say that the id is taken
         state.remove(directory)
-
-
-def _path(context: Context, option: str) -> Path | None:
-    value = context.call.options.get(option)
-    return Path(value).absolute() if value else None
 
 
 def _extra_args(context: Context) -> tuple[str, ...]:

@@ -77,9 +77,9 @@ def serve(context: Context) -> int | None:
                     directory=context.directory,
                     bundle_path=context.bundle_path,
                     settings=context.engine_settings,
-                    pid_file_path=_path(context, "pid-file"),
-                    console_socket_path=_path(context, "console-socket"),
-                    extra_args=_extra_args(context),
+                    pid_file_path=context.option_path("pid-file"),
+                    console_socket_path=context.option_path("console-socket"),
+                    extra_args=context.other_options(_OURS),
                 ),
                 spec,
                 needs,
@@ -103,19 +103,6 @@ def _manifest(image_path: Path) -> Manifest | None:
     manifest = parse_manifest(read_plain(image_path, name, MAX_DOCUMENT_BYTES), what=what)
     check_files(manifest, checkpoint_path=image_path, extras_path=image_path, pages=False, what=what)
     return manifest
-
-
-def _path(context: Context, option: str) -> Path | None:
-    value = context.call.options.get(option)
-    return Path(value).absolute() if value else None
-
-
-def _extra_args(context: Context) -> tuple[str, ...]:
-    args: list[str] = []
-    for name, value in context.call.options.items():
-        if name not in _OURS:
-            args.append(f"--{name}={value}" if value else f"--{name}")
-    return tuple(args)
 
 
 def _audit(context: Context, image_path: Path, verdict: str) -> None:

@@ -88,7 +88,7 @@ class Scene:
         left = [str(path) for path in self.torpor.state_path.glob(f"containers/*/{container_id}")]
         left += [f"runc: {container_id}"] if self.lab.runc.state(container_id) else []
         left += [f"process: {line}" for _, line in processes_with(container_id)]
-        left += [f"mount: {point}" for point in mounts_under("criu-root", ".criu.mntns")]
+        left += [f"mount: {point}" for point in mounts_under(f"{self.lab.runc.root}/")]
         left += [f"lock: {table}" for table in self.network.tables() if table.startswith("CRIU")]
         left += [f"frozen: {path}" for path in frozen(self.lab.tag)]
         return left + [str(path) for path in self.torpor.store_path.glob("staging/*")]
@@ -121,11 +121,16 @@ def test_killed_checkpoint(scene: Scene, leave_running: bool) -> None:
     until(lambda: output.last_tick() > 0)
     client = scene.lab.client(scene.network, PORT)
     flags = ["--leave-running"] if leave_running else []
-    began = time.monotonic()
-    whole = scene.call("checkpoint", "--image-path", scene.lab.path / "whole", "--leave-running", name)
-    assert whole.wait(60) == 0
-    whole_s = time.monotonic() - began
-    client.goes_on()
+    whole_s = 60.0
+    for number in range(2):  # the first one is slower
+        image = scene.lab.path / f"whole{number}"
+        began = time.monotonic()
+        assert scene.call("checkpoint", "--image-path", image, "--leave-running", name).wait(60) == 0
+        whole_s = min(whole_s, time.monotonic() - began)
+        client.goes_on()
+        # Without a work directory CRIU's log lies among the images.
+        assert (image / "dump.log").is_file()
+        assert check_complete_or_absent(image, stopping=False)
     n_undone = 0
     for point in range(POINTS):
         image, work = scene.lab.path / f"i{point}", scene.lab.path / f"w{point}"
