@@ -184,7 +184,7 @@ class Show:
                 self._ctr("container", "delete", name)
 
     def _remove_cgroups(self) -> None:
-        """runc removes the cgroup of a container, not the one above it."""
+        """The runtime removes the cgroup of a container, not the one above it."""
         top = Path("/sys/fs/cgroup")
         for path in (*top.glob(self.namespace), *top.glob(f"*/{self.namespace}")):
             with contextlib.suppress(OSError):
