@@ -16,9 +16,10 @@ from pathlib import Path
 from engines.criu import guardian
 from engines.criu.journal import Journal, read
 from engines.criu.phases import Script, Stage
-from engines.criu.undo import Outcome, lock, undo
+from engines.criu.undo import Outcome, has_criu, lock, undo
 
 _GUARDIAN_GRACE_S = 5.0
+_ORPHAN_S = 0.5  # for the runtime to notice that CRIU died
 _VETO_S = 5.0  # for CRIU to undo a dump itself, before it is killed
 
 OnStage = Callable[[Stage], None]
@@ -37,6 +38,7 @@ class Guarded:
         self._timeout_s = timeout_s
         self._guardian: subprocess.Popen[bytes] | None = None
         self._outcome: Outcome | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def remaining_s(self) -> float:
         """Seconds until the deadline, at least 0."""
@@ -49,6 +51,8 @@ class Guarded:
                 # The guardian undoes a call that is stuck past its deadline; then there is nothing left here.
                 self._outcome = undo(read(Path(self.journal.state)) or self.journal)
                 self.journal.remove()
+            if self.process:
+                self.process.wait()
         return self._outcome
 
     def __enter__(self) -> Guarded:
@@ -89,11 +93,22 @@ class Ended:
     refused: BaseException | None = None
 
 
-def run(argv: Sequence[str], guarded: Guarded, script: Script, on_stage: OnStage, *, inherit: bool) -> Ended:
+def run(
+    argv: Sequence[str],
+    guarded: Guarded,
+    script: Script,
+    on_stage: OnStage,
+    *,
+    on_criu_end: Callable[[], bool],
+    inherit: bool,
+) -> Ended:
     """Run the runtime until it ends, its deadline passes, or a stage is refused.
 
-    on_stage: called while CRIU waits; raising makes CRIU undo. inherit: the runtime gets this process's
-    standard streams and inheritable descriptors (a restore hands them to the container); else it gets none.
+    on_stage: called while CRIU waits; raising makes CRIU undo. on_criu_end: called the moment CRIU is gone,
+    however it went; tells whether it went well. inherit: the runtime gets this process's standard streams and
+    inheritable descriptors (a restore hands them to the container); else it gets none.
+
+    When this returns with the runtime alive, `Guarded.undo` ends it.
     """
     stream = None if inherit else subprocess.DEVNULL
     journal = guarded.journal
@@ -107,34 +122,79 @@ def run(argv: Sequence[str], guarded: Guarded, script: Script, on_stage: OnStage
         umask=-1 if inherit else 0o077,
         env={**os.environ, "PATH": journal.search_path, "CRIU_CONFIG_FILE": journal.config_path},
     )
+    guarded.process = process
+    watch = _Watch(process.pid, script, journal)
     refused: BaseException | None = None
-    ended = os.pidfd_open(process.pid)
+    deadline = guarded.deadline
     try:
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        poll.register(script, select.POLLIN)
-        deadline = guarded.deadline
         while process.poll() is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                return Ended(returncode=-1, timed_out=refused is None, refused=refused)
-            poll.poll(left_s * 1000 + 1)
+                late = guarded.remaining_s() <= 0 and refused is None
+                return Ended(returncode=-1, timed_out=late, refused=refused)
+            if watch.wait(left_s) and not on_criu_end():
+                # runc waits for ever if a half-restored task still holds its connection to CRIU.
+                deadline = min(deadline, time.monotonic() + _ORPHAN_S)
             for stage in script.stages():
+                watch.criu(stage.criu_pid)
                 try:
                     on_stage(stage)
-                    go_on = guarded.remaining_s() > 0
+                    go_on = guarded.remaining_s() > 0 and refused is None
                 except BaseException as error:
-                    refused, go_on = error, False
+                    refused, go_on = refused or error, False
                     deadline = time.monotonic() + _VETO_S
                 script.answer(go_on=go_on)
         return Ended(returncode=process.returncode, refused=refused)
     finally:
-        os.close(ended)
-        if process.poll() is None:
-            # The group first, without which the wait below would not end; `undo` looks for the rest.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-            process.wait()
+        watch.close()
+
+
+class _Watch:
+    """Waits for the runtime's end, CRIU's end, or a stage."""
+
+    def __init__(self, pid: int, script: Script, journal: Journal) -> None:
+        self._journal = journal
+        self._runtime = os.pidfd_open(pid)
+        self._criu: int | None = None
+        self._criu_pid = 0
+        self._told = False
+        self._idle = 0
+        self._poll = select.poll()
+        self._poll.register(self._runtime, select.POLLIN)
+        self._poll.register(script, select.POLLIN)
+
+    def criu(self, pid: int) -> None:
+        """Learn who CRIU is, to notice its end at once."""
+        if self._criu_pid:
+            return
+        self._criu_pid = pid
+        try:
+            self._criu = os.pidfd_open(pid)
+            self._poll.register(self._criu, select.POLLIN)
+        except ProcessLookupError:
+            self._idle = 2  # it is gone already
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for something, but not longer than a second; whether CRIU has ended (told once)."""
+        ready = [number for number, _ in self._poll.poll(min(timeout_s, 1.0) * 1000 + 1)]
+        if self._criu is not None and self._criu in ready:
+            self._poll.unregister(self._criu)
+            os.close(self._criu)
+            self._criu = None
+            self._told = True
+            return True
+        # CRIU may die before its first stage.
+        if self._criu_pid == 0:
+            self._idle = 0 if ready or has_criu(self._journal) else self._idle + 1
+        if self._idle > 1 and not self._told:
+            self._told = True
+            return True
+        return False
+
+    def close(self) -> None:
+        os.close(self._runtime)
+        if self._criu is not None:
+            os.close(self._criu)
 
 
 # --- what went wrong -----------------------------------------------------------------------------------
@@ -165,6 +225,16 @@ def last_error(log_path: Path) -> str:
             if at >= 0 and not _NOISE.search(line):
                 found = line[at:].partition("): ")[2].strip() or line[at:].strip()
     return found
+
+
+def went_well(log_path: Path) -> bool:
+    """Whether CRIU's log ends with success."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(0, log_path.stat().st_size - 4096))
+            return b"finished successfully" in log.read()
+    except OSError:
+        return False
 
 
 def runtime_error(log_path: Path) -> str:

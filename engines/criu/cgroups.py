@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 Groups = dict[str, str]
@@ -60,6 +61,22 @@ def of_container(root_path: Path, container_id: str, pid: int) -> Groups:
     return of_process(pid)
 
 
+def foreseen(cgroups_path: str, container_id: str) -> list[str]:
+    """The cgroup directories that the runtime will make for a new container and that are not there yet.
+
+    cgroups_path: from its spec; empty or relative means below our own. A path in systemd's form
+    ("slice:prefix:name") gives none: systemd removes an empty scope itself.
+    """
+    if ":" in cgroups_path:
+        return []
+    if cgroups_path.startswith("/"):
+        tops = [point for point, _ in _mounts().values()]
+    else:
+        tops = list(of_process("self").values())
+    wanted = {f"{top}/{(cgroups_path or container_id).strip('/')}" for top in tops}
+    return sorted(path for path in wanted if not Path(path).exists())
+
+
 def strictly_own(groups: Groups) -> Groups:
     """Without those that this very process is in too, or that are a hierarchy's root.
 
@@ -81,9 +98,9 @@ def tasks(groups: Groups) -> list[int]:
     return sorted(found)
 
 
-def remove(groups: Groups) -> None:
+def remove(paths: Iterable[str]) -> None:
     """Remove these cgroups and those below, as far as they are empty."""
-    for path in set(groups.values()):
+    for path in set(paths):
         for directory in sorted(Path(path).glob("**/"), reverse=True):
             with contextlib.suppress(OSError):
                 directory.rmdir()

@@ -137,7 +137,7 @@ class CriuEngine:
             if made:
                 request.image_path.mkdir(mode=0o700)
             Path(journal.config_path).write_text(config.dump_config(script.path))
-            ended = self._run(argv, guarded, script, phases.stage, inherit=False)
+            ended = self._run(argv, guarded, script, phases, inherit=False)
             if ended.returncode or ended.timed_out or ended.refused:
                 outcome = guarded.undo()
                 if not outcome.completed:
@@ -191,6 +191,7 @@ class CriuEngine:
         state = str(self._settings.root_path / request.container_id)
         journal.mounts = mount_points(journal.rootfs, state)
         journal.netns = bundle.netns
+        journal.new_groups = cgroups.foreseen(bundle.cgroups_path, request.container_id)
         pid_path = self._work_path / "init.pid"
         argv = ["restore", "--detach", "--image-path", str(request.image_path)]
         argv += ["--work-path", str(self._work_path), "--bundle", str(request.bundle_path)]
@@ -204,7 +205,7 @@ class CriuEngine:
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             text = config.restore_config(script.path, held=request.held, tcp=request.tcp)
             Path(journal.config_path).write_text(text)
-            ended = self._run(argv, guarded, script, phases.stage, inherit=True)
+            ended = self._run(argv, guarded, script, phases, inherit=True)
             if ended.returncode or ended.timed_out or ended.refused:
                 self._raise_restore(words, ended, guarded.undo())
             pid = int(pid_path.read_text())
@@ -317,7 +318,7 @@ class CriuEngine:
         argv: list[str],
         guarded: calls.Guarded,
         script: Script,
-        on_stage: calls.OnStage,
+        phases: _DumpPhases | _RestorePhases,
         *,
         inherit: bool,
     ) -> calls.Ended:
@@ -325,7 +326,9 @@ class CriuEngine:
         log_path = self._work_path / "runtime.log"
         while True:
             whole = self._runtime.argv("--log", str(log_path), "--log-format", "json", *argv)
-            ended = calls.run(whole, guarded, script, on_stage, inherit=inherit)
+            ended = calls.run(
+                whole, guarded, script, phases.stage, on_criu_end=phases.criu_ended, inherit=inherit
+            )
             unknown = self._runtime.unknown_flag(log_path) if ended.returncode else None
             if unknown is None or unknown not in argv:
                 return ended
@@ -392,6 +395,16 @@ class _DumpPhases:
             self._frozen()
             self._dumped()
 
+    def criu_ended(self) -> bool:
+        """CRIU is gone; whether it went well. If it was killed, its tasks run, with sockets in repair mode.
+
+        So freeze them. A dump that went well left them as they were before, frozen by us: then this changes
+        nothing.
+        """
+        if self._freezer:
+            self._freezer.freeze(timeout_s=_FREEZE_S)
+        return calls.went_well(self._journal.work_path / "dump.log")
+
     def _frozen(self) -> None:
         if self._on_phase and not self._told:
             self._told = True
@@ -413,6 +426,13 @@ class _DumpPhases:
 
 class _RestorePhases:
     """Answers CRIU at the stages of a restore."""
+
+    def criu_ended(self) -> bool:
+        """CRIU is gone; whether it went well. If it was killed, it left held tasks running: freeze them."""
+        freezer = cgroups.freezer(cgroups.strictly_own(self._journal.groups))
+        if self._request.held and freezer:
+            freezer.freeze(timeout_s=_FREEZE_S)
+        return calls.went_well(self._journal.work_path / "restore.log")
 
     def __init__(self, request: RestoreRequest, journal: Journal) -> None:
         self._request = request

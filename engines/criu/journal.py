@@ -23,13 +23,17 @@ WORK = "work"
 class Journal:
     """One call. Paths are absolute, as text.
 
-    operation: "checkpoint", "pre-dump" or "restore". state: the container's state directory; it also names
-    the processes of the call, whose CRIU_CONFIG_FILE points into it. image_made: the image directory did not
-    exist before. init, init_start: the container's first process and its start time (clock ticks), 0 at a
-    restore. groups: the container's cgroups; at a restore known once CRIU is in them. was_frozen: by somebody
-    else, before. committed: the source was allowed to die, so that the image must be kept. netns: path of
-    the pod's network namespace at a restore, empty if the container makes its own. mounts: mount points that
-    stood before under the rootfs and the runtime's state. rootfs: of the new container.
+    operation: "checkpoint", "pre-dump" or "restore".
+    state: the container's state directory; it also names the processes of the call, whose CRIU_CONFIG_FILE
+        points into it.
+    image_made: the image directory did not exist before.
+    init, init_start: the container's first process and its start time (clock ticks), 0 at a restore.
+    groups: the container's cgroups; at a restore known once CRIU is in them.
+    new_groups: cgroup directories that a restore will make.
+    was_frozen: by somebody else, before.
+    committed: the source was allowed to die, so that the image must be kept; tasks: who was alive then.
+    netns: path of the pod's network namespace at a restore, empty if the container makes its own.
+    rootfs: of the new container; mounts: what was mounted there, or in the runtime's state, before.
     """
 
     schema: int = SCHEMA
@@ -46,6 +50,7 @@ class Journal:
     init_start: int = 0
     tasks: list[int] = field(default_factory=list[int])
     groups: dict[str, str] = field(default_factory=dict[str, str])
+    new_groups: list[str] = field(default_factory=list[str])
     was_frozen: bool = False
     committed: bool = False
     netns: str = ""

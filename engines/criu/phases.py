@@ -21,7 +21,7 @@ case "$CRTOOLS_SCRIPT_ACTION" in
 {actions}) ;;
 *) exit 0 ;;
 esac
-echo "$CRTOOLS_SCRIPT_ACTION $$ ${{CRTOOLS_INIT_PID:-0}}" >/proc/{pid}/fd/{ask} || exit 1
+echo "$CRTOOLS_SCRIPT_ACTION $$ $PPID ${{CRTOOLS_INIT_PID:-0}}" >/proc/{pid}/fd/{ask} || exit 1
 read -r verdict </proc/{pid}/fd/{answer} || exit 1
 [ "$verdict" = yes ]
 """
@@ -29,10 +29,11 @@ read -r verdict </proc/{pid}/fd/{answer} || exit 1
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """CRIU waits at a stage. script_pid: in whose cgroup CRIU is; init_pid: 0 if there is none yet."""
+    """CRIU waits at a stage. init_pid: of the container on the host, 0 if there is none yet."""
 
     action: str
     script_pid: int
+    criu_pid: int
     init_pid: int
 
 
@@ -67,8 +68,8 @@ class Script:
         *lines, self._pending = self._pending.split(b"\n")
         found: list[Stage] = []
         for line in lines:
-            action, script_pid, init_pid = line.decode().split()
-            found.append(Stage(action, int(script_pid), int(init_pid)))
+            action, *pids = line.decode().split()
+            found.append(Stage(action, *map(int, pids)))
         return found
 
     def answer(self, *, go_on: bool) -> None:

@@ -30,6 +30,7 @@ class Bundle:
 
     rootfs_path: Path
     netns: str
+    cgroups_path: str
     annotations: dict[str, str]
 
 
@@ -85,6 +86,7 @@ class Runtime:
             return Bundle(
                 rootfs_path=bundle_path / spec["root"]["path"],
                 netns=netns,
+                cgroups_path=spec.get("linux", {}).get("cgroupsPath") or "",
                 annotations=spec.get("annotations") or {},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -26,6 +26,7 @@ from engines.criu.wire import lock_table, table_of_run
 
 _FREEZE_S = 0.5
 _GONE_S = 10.0
+_GRACE_S = 1.0
 _TOOL_S = 10.0
 _MNT_DETACH = 2
 _LOG_BYTES = 1 << 20
@@ -80,28 +81,86 @@ def undo(journal: Journal) -> Outcome:
 
 
 def call_processes(journal: Journal) -> list[int]:
-    """The runtime and CRIU processes of a call, known by their environment."""
+    """The processes of a call: the runtime, CRIU, and what they started.
+
+    The runtime is known by its environment, CRIU (which writes its title over it) by its open log, and the
+    rest by being in a session with one of them: the engine gives every call a session of its own.
+    """
     mark = f"CRIU_CONFIG_FILE={journal.config_path}".encode()
-    found: list[int] = []
+    sessions: dict[int, int] = {}
+    marked: set[int] = set()
     for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-    return found
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            row = Path("/proc", name, "stat").read_text()
+            comm, _, rest = row.partition("(")[2].rpartition(")")
+            state, _, _, session = rest.split()[:4]
+            if state in "ZX":
+                continue
+            sessions[int(name)] = int(session)
+            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0") or (
+                comm == "criu" and _has_open(name, journal.work_path)
+            ):
+                marked.add(int(name))
+    theirs = {sessions[pid] for pid in marked} - {0, os.getsid(0)}
+    return sorted(marked | {pid for pid, session in sessions.items() if session in theirs})
 
 
-def kill_call(journal: Journal) -> bool:
-    """Kill all processes of a call and wait until they are gone; False if one would not go."""
-    deadline = time.monotonic() + _GONE_S
+def has_criu(journal: Journal) -> bool:
+    """Whether a CRIU process of a call is there."""
+    return any(_comm(pid) == "criu" for pid in call_processes(journal))
+
+
+def _comm(pid: int | str) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _has_open(pid: str, directory: Path) -> bool:
+    """Whether a process has a file of a directory open."""
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            if Path(entry.path).readlink().parent == directory:
+                return True
+    return False
+
+
+def end_call(journal: Journal, *, grace_s: float) -> bool:
+    """End all processes of a call and wait until they are gone; False if one would not go.
+
+    The runtime is killed at once, CRIU only after a grace: without its runtime, or with a stage refused, it
+    undoes a dump itself, and only CRIU can give a task back the registers that it has just borrowed. It is
+    killed with the container frozen, so that no task meets a socket in repair mode.
+    """
+    freezer = cgroups.freezer(journal.groups) if journal.operation != "restore" else None
+    started = time.monotonic()
     while pids := call_processes(journal):
+        passed_s = time.monotonic() - started
+        if passed_s >= grace_s and freezer:
+            freezer.freeze(timeout_s=_FREEZE_S)
+            freezer = None
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
+            if passed_s >= grace_s or not _is_criu(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if passed_s > grace_s + _GONE_S:
             return False
-        time.sleep(0.002)
+        time.sleep(0.005)
     return True
+
+
+def _is_criu(pid: int) -> bool:
+    """Whether a process is CRIU, or was started by it (a script, tar)."""
+    if _comm(pid) == "criu":
+        return True
+    try:
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return True
+    return _comm(parent) == "criu"
 
 
 def _doomed(pid: int) -> bool:
@@ -139,12 +198,10 @@ def _end_tasks(groups: cgroups.Groups) -> bool:
 def _undo_dump(journal: Journal) -> Outcome:
     outcome = Outcome(state="stopped")
     freezer = cgroups.freezer(journal.groups)
-    # Frozen first: a task that ran between CRIU's death and the end of repair mode would see its
-    # connections fail.
+    if not end_call(journal, grace_s=_GRACE_S):
+        outcome.problems.append("processes of the dump do not die")
     if freezer and alive(journal.init, journal.init_start):
         freezer.freeze(timeout_s=_FREEZE_S)
-    if not kill_call(journal):
-        outcome.problems.append("processes of the dump do not die")
     if journal.committed and any(_doomed(pid) for pid in journal.tasks):
         # CRIU had begun to end the source. The image is complete: half a container helps nobody.
         if not _end_tasks(journal.groups):
@@ -206,7 +263,7 @@ def _unlink_inside(root: str, name: str) -> None:
 
 def _undo_restore(journal: Journal) -> Outcome:
     outcome = Outcome(state="stopped")
-    if not kill_call(journal):
+    if not end_call(journal, grace_s=0):
         outcome.problems.append("processes of the restore do not die")
     if journal.groups and not _end_tasks(journal.groups):
         outcome.problems.append("restored tasks do not die")
@@ -220,7 +277,7 @@ def _undo_restore(journal: Journal) -> Outcome:
     else:
         delete_container(journal, outcome)
         shutil.rmtree(state, ignore_errors=True)
-    cgroups.remove(cgroups.strictly_own(journal.groups))
+    cgroups.remove([*cgroups.strictly_own(journal.groups).values(), *journal.new_groups])
     if journal.netns and Path(journal.netns).exists():
         names = set(_tables(journal.work_path / "restore.log", "CRIU run id"))
         recorded = lock_table(Path(journal.image))

@@ -419,7 +419,10 @@ def mounts_under(*words: str) -> list[str]:
 
 
 def processes_with(*words: str) -> list[tuple[int, str]]:
-    """Processes whose command line or cgroup has one of the words in it: (pid, command line)."""
+    """Processes whose command line or cgroup has one of the words in it: (pid, command line).
+
+    Zombies do not count: whoever is to reap them is not under test.
+    """
     found: list[tuple[int, str]] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -428,6 +431,8 @@ def processes_with(*words: str) -> list[tuple[int, str]]:
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             groups = (entry / "cgroup").read_text()
         except OSError:
+            continue
+        if status(int(entry.name), "State")[:1] in ("", "Z", "X"):
             continue
         if any(word in line or word in groups for word in words):
             found.append((int(entry.name), line))
