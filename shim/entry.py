@@ -42,6 +42,9 @@ def main(conf: str, handler: str, runtime: str) -> None:
     call = parse(argv, "crun" if os.path.basename(runtime) == "crun" else "runc")
     if not decide(call, settings):
         hand_over(runtime, argv)
+    import gc
+
+    gc.disable()  # so short a life leaves no garbage that is worth a search
     # The standard library first: site-packages may hold modules of the same names.
     sys.path.append(sys.path.pop(0))
     if "SITE" in settings:

@@ -11,8 +11,6 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engines.api import EngineError
-
 AUDIT_MAX_BYTES = 16 << 20
 N_KEPT_LOGS = 50
 
@@ -76,6 +74,8 @@ def keep(error: BaseException, state_path: Path, container_id: str) -> None:
 
     The newest 50 are kept, below `failed/` of the state directory.
     """
+    from engines.api import EngineError  # not above: the hot path, too, tells its errors here
+
     if not isinstance(error, EngineError) or error.log_path is None or not error.log_path.is_file():
         return
     directory = state_path / "failed"
