@@ -42,6 +42,7 @@ from engines.api import (
 )
 from engines.criu import calls, cgroups, config, probe, wire
 from engines.criu.journal import Journal, mount_points, real_path, start_time
+from engines.criu.network import raise_loopback
 from engines.criu.phases import Script, Stage
 from engines.criu.runtime import Container, Runtime
 from engines.criu.undo import Outcome, undo_pending
@@ -443,6 +444,10 @@ class _RestorePhases:
         if stage.action == "pre-restore":
             self._journal.groups = cgroups.of_process(stage.script_pid)
             self._journal.write()
+        elif stage.action == "setup-namespaces" and not self._journal.netns:
+            theirs = Path(f"/proc/{stage.init_pid}/ns/net")
+            if theirs.readlink() != Path("/proc/self/ns/net").readlink():
+                raise_loopback(theirs)
         elif stage.action == "post-restore" and self._request.on_phase:
             netns = Path(self._journal.netns or f"/proc/{stage.init_pid}/ns/net")
             info = PhaseInfo(

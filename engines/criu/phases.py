@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 
 _MFD_EXEC = 0x10
-_ACTIONS = ("pre-dump", "network-lock", "post-dump", "pre-restore", "post-restore")
+_ACTIONS = ("pre-dump", "network-lock", "post-dump", "pre-restore", "setup-namespaces", "post-restore")
 
 # A shell, since it must start in less than a millisecond: it runs up to eight times a call.
 _SCRIPT = """#!/bin/sh

@@ -46,6 +46,7 @@ def tools(settings: EngineSettings) -> tuple[Finding, ...]:
     for name, severity, why in (
         ("criu", "refuse", "nothing can be dumped or restored"),
         ("tar", "refuse", "CRIU packs the container's tmpfs mounts with it"),
+        ("gzip", "refuse", "CRIU's tar compresses the container's tmpfs mounts with it"),
         ("nsenter", "warn", "a network lock that a killed call left cannot be removed"),
         ("nft", "warn", "a network lock that a killed call left cannot be removed"),
     ):
