@@ -117,14 +117,16 @@ def _overlay(root: Path) -> Finding:
 
 
 def _tar(tools: Tools) -> Finding:
-    tar = shutil.which("tar", path=tools.search_path)
-    if tar:
-        return Finding(rule="node.tar", severity="ok", message=f"criu saves tmpfs mounts with {tar}")
+    found = [shutil.which(name, path=tools.search_path) for name in ("tar", "gzip")]
+    if all(found):
+        saved = " and ".join(map(str, found))
+        return Finding(rule="node.tar", severity="ok", message=f"criu saves tmpfs mounts with {saved}")
+    lacking = "gzip" if found[0] else "tar"
     return Finding(
         rule="node.tar",
         severity="refuse",
-        message="tar was not found: criu saves every tmpfs mount, so also a container's /dev, with it",
-        remedy="apt-get install tar",
+        message=f"{lacking} was not found: criu saves every tmpfs mount, so also a container's /dev, with it",
+        remedy=f"apt-get install {lacking}",
     )
 
 
