@@ -142,7 +142,7 @@ def grouped(rule: str, offences: Iterable[Offence], remedy: str) -> Iterator[Fin
     for task, held, allowed in offences:
         holders.setdefault((held, allowed), []).append(task)
     for (held, allowed), tasks in holders.items():
-        more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+        more = f" like {len(tasks) - 1} others" if len(tasks) > 1 else ""
         yield Finding(
             rule=rule,
             severity="refuse",
@@ -185,13 +185,12 @@ def _capabilities(task: TaskNeeds, grant: Grant) -> Iterator[Offence]:
         ("inheritable", task.cap_inheritable, grant.reachable | grant.inheritable),
         ("ambient", task.cap_ambient, grant.reachable),
     )
+    excess: dict[int, list[str]] = {}
     for name, held, allowed in sets:
         if held & ~allowed:
-            yield (
-                task,
-                f"has {names(held & ~allowed)} in its {name} set",
-                f"grants only {names(allowed)} there",
-            )
+            excess.setdefault(held & ~allowed, []).append(name)
+    for wider, where in excess.items():
+        yield task, f"has {names(wider)} ({', '.join(where)})", "does not grant that"
 
 
 def _no_new_privs(task: TaskNeeds, grant: Grant) -> Iterator[Offence]:
