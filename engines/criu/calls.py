@@ -216,15 +216,20 @@ _ADVICE = (
 )  # fmt: skip
 
 
-def last_error(log_path: Path) -> str:
-    """CRIU's last error in a log that says something, without place and time; empty if there is none."""
-    found = ""
+def criu_error(log_path: Path) -> str:
+    """What CRIU's log says went wrong, without place and time; empty if it says nothing.
+
+    The first error is the cause, the last what it led to.
+    """
+    found: list[str] = []
     with contextlib.suppress(OSError), log_path.open(errors="replace") as log:
         for line in log:
             at = line.find("Error (")
             if at >= 0 and not _NOISE.search(line):
-                found = line[at:].partition("): ")[2].strip() or line[at:].strip()
-    return found
+                found.append(line[at:].partition("): ")[2].strip() or line[at:].strip())
+    if not found:
+        return ""
+    return found[0] if found[-1] == found[0] else f"{found[0]} (then: {found[-1]})"
 
 
 def went_well(log_path: Path) -> bool:

@@ -34,7 +34,6 @@ from engines.api import (
     InvalidRequest,
     Needs,
     NotSupported,
-    PhaseInfo,
     ReleaseRequest,
     Restored,
     RestoreFailed,
@@ -42,13 +41,12 @@ from engines.api import (
 )
 from engines.criu import calls, cgroups, config, probe, wire
 from engines.criu.journal import Journal, mount_points, real_path, start_time
-from engines.criu.network import raise_loopback
-from engines.criu.phases import Script, Stage
+from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
+from engines.criu.stages import DumpStages, RestoreStages, sizes_of
 from engines.criu.undo import Outcome, undo_pending
 
 _LOG_BYTES = 1 << 20
-_FREEZE_S = 1.0
 _CAPABILITIES: frozenset[Capability] = frozenset(
     {
         "leave-running",
@@ -124,6 +122,7 @@ class CriuEngine:
         journal.image_made = made
         journal.init, journal.init_start = container.pid, start_time(container.pid)
         journal.groups, journal.was_frozen = groups, was_frozen
+        journal.netns = self._runtime.bundle(request.bundle_path, words).netns
         argv = ["checkpoint", "--image-path", str(request.image_path), "--work-path", str(self._work_path)]
         if request.parent_path:
             # runc wants it relative to the image; CRIU stores it as a link.
@@ -133,7 +132,7 @@ class CriuEngine:
         elif request.leave_running:
             argv += ["--leave-running"]
         argv += [*config.DUMP_FLAGS, *request.extra_args, request.container_id]
-        phases = _DumpPhases(request, journal, container, freezer, quiet=operation == "pre-dump")
+        phases = DumpStages(request, journal, container, freezer, quiet=operation == "pre-dump")
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             if made:
                 request.image_path.mkdir(mode=0o700)
@@ -145,14 +144,16 @@ class CriuEngine:
                     self._raise_dump(words, ended, outcome)
             elif freezer and not was_frozen:
                 freezer.thaw()
+            # Our freeze is around CRIU's, which its statistics tell.
+            frozen_s = time.monotonic() - phases.frozen_since if phases.frozen_since else 0.0
             stats = wire.dump_numbers(self._work_path)
             calls.cap(self._work_path / "dump.log", limit_bytes=_LOG_BYTES)
-        sizes = phases.sizes or _sizes(request.image_path)
+        sizes = phases.sizes or sizes_of(request.image_path)
         total_s = time.monotonic() - started
         if stats is None:
-            return DumpStats(frozen_s=0.0, total_s=total_s, image_bytes=sum(sizes.values()))
+            return DumpStats(frozen_s=frozen_s, total_s=total_s, image_bytes=sum(sizes.values()))
         return DumpStats(
-            frozen_s=stats.frozen_s,
+            frozen_s=frozen_s or stats.frozen_s,
             total_s=total_s,
             image_bytes=sum(sizes.values()),
             pages_bytes=sum(size for name, size in sizes.items() if name.startswith("pages-")),
@@ -202,7 +203,7 @@ class CriuEngine:
         if request.console_socket_path:
             argv += ["--console-socket", str(request.console_socket_path)]
         argv += [*request.extra_args, request.container_id]
-        phases = _RestorePhases(request, journal)
+        phases = RestoreStages(request, journal)
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             text = config.restore_config(script.path, held=request.held, tcp=request.tcp)
             Path(journal.config_path).write_text(text)
@@ -319,7 +320,7 @@ class CriuEngine:
         argv: list[str],
         guarded: calls.Guarded,
         script: Script,
-        phases: _DumpPhases | _RestorePhases,
+        phases: DumpStages | RestoreStages,
         *,
         inherit: bool,
     ) -> calls.Ended:
@@ -341,7 +342,7 @@ class CriuEngine:
     ) -> tuple[str, Path | None]:
         log_path = self._work_path / log_name
         calls.cap(log_path, limit_bytes=_LOG_BYTES)
-        cause = calls.last_error(log_path) or calls.runtime_error(self._work_path / "runtime.log")
+        cause = calls.criu_error(log_path) or calls.runtime_error(self._work_path / "runtime.log")
         cause = " ".join(cause.split()) or f"the runtime ended with status {ended.returncode}"
         todo = calls.advice(cause)
         if ended.timed_out:
@@ -352,113 +353,6 @@ class CriuEngine:
         found = log_path if log_path.exists() else None
         where = f" (log: {log_path})" if found else ""
         return f"{words}: {cause}{where}; {todo}", found
-
-
-class _DumpPhases:
-    """Answers CRIU at the stages of a dump. quiet: a pre-dump, which has no phases."""
-
-    def __init__(
-        self,
-        request: CheckpointRequest,
-        journal: Journal,
-        container: Container,
-        freezer: cgroups.Freezer | None,
-        *,
-        quiet: bool,
-    ) -> None:
-        self._request = request
-        self._journal = journal
-        self._pid = container.pid
-        self._freezer = freezer
-        theirs = Path(f"/proc/{container.pid}/ns/net")
-        self._netns_path = None if theirs.readlink() == Path("/proc/self/ns/net").readlink() else theirs
-        self._on_phase = None if quiet else request.on_phase
-        self._told = False
-        self.sizes: dict[str, int] = {}
-
-    def stage(self, stage: Stage) -> None:
-        """CRIU waits at a stage."""
-        if stage.action == "pre-dump":
-            # CRIU's own way of freezing looks again only every 100 ms. If ours fails, it does it itself.
-            if (
-                self._freezer
-                and not self._journal.was_frozen
-                and not self._freezer.freeze(timeout_s=_FREEZE_S)
-            ):
-                self._freezer.thaw()
-            elif self._freezer and self._netns_path is None:
-                # In the host's network namespace CRIU has no later stage before it copies. It seizes the
-                # tasks before it thaws them, so they do not run in between.
-                self._frozen()
-        elif stage.action == "network-lock":
-            self._frozen()
-        elif stage.action == "post-dump":
-            self._frozen()
-            self._dumped()
-
-    def criu_ended(self) -> bool:
-        """CRIU is gone; whether it went well. If it was killed, its tasks run, with sockets in repair mode.
-
-        So freeze them. A dump that went well left them as they were before, frozen by us: then this changes
-        nothing.
-        """
-        if self._freezer:
-            self._freezer.freeze(timeout_s=_FREEZE_S)
-        return calls.went_well(self._journal.work_path / "dump.log")
-
-    def _frozen(self) -> None:
-        if self._on_phase and not self._told:
-            self._told = True
-            self._on_phase("frozen", PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=None))
-
-    def _dumped(self) -> None:
-        # Now: whoever is told that the image is complete may move it to its place.
-        self.sizes = _sizes(self._request.image_path)
-        if self._on_phase:
-            table = wire.lock_table(self._request.image_path) if self._netns_path else None
-            info = PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=table)
-            self._on_phase("dumped", info)
-        if not self._request.leave_running:
-            # From here on CRIU may kill the source: then the image is all there is, and must stay.
-            self._journal.tasks = cgroups.tasks(self._journal.groups)
-            self._journal.committed = True
-            self._journal.write()
-
-
-class _RestorePhases:
-    """Answers CRIU at the stages of a restore."""
-
-    def criu_ended(self) -> bool:
-        """CRIU is gone; whether it went well. If it was killed, it left held tasks running: freeze them."""
-        freezer = cgroups.freezer(cgroups.strictly_own(self._journal.groups))
-        if self._request.held and freezer:
-            freezer.freeze(timeout_s=_FREEZE_S)
-        return calls.went_well(self._journal.work_path / "restore.log")
-
-    def __init__(self, request: RestoreRequest, journal: Journal) -> None:
-        self._request = request
-        self._journal = journal
-
-    def stage(self, stage: Stage) -> None:
-        """CRIU waits at a stage. At `pre-restore` it has no child yet but is in the container's cgroups."""
-        if stage.action == "pre-restore":
-            self._journal.groups = cgroups.of_process(stage.script_pid)
-            self._journal.write()
-        elif stage.action == "setup-namespaces" and not self._journal.netns:
-            theirs = Path(f"/proc/{stage.init_pid}/ns/net")
-            if theirs.readlink() != Path("/proc/self/ns/net").readlink():
-                raise_loopback(theirs)
-        elif stage.action == "post-restore" and self._request.on_phase:
-            netns = Path(self._journal.netns or f"/proc/{stage.init_pid}/ns/net")
-            info = PhaseInfo(
-                pid=stage.init_pid, netns_path=netns, lock_table=wire.lock_table(self._request.image_path)
-            )
-            self._request.on_phase("restored", info)
-
-
-def _sizes(image_path: Path) -> dict[str, int]:
-    """File names and sizes (bytes) of an image."""
-    return {entry.name: entry.stat().st_size for entry in image_path.iterdir()}
 
 
 # --- checks before anything is touched -----------------------------------------------------------------

@@ -32,7 +32,7 @@ class Journal:
     new_groups: cgroup directories that a restore will make.
     was_frozen: by somebody else, before.
     committed: the source was allowed to die, so that the image must be kept; tasks: who was alive then.
-    netns: path of the pod's network namespace at a restore, empty if the container makes its own.
+    netns: path of the container's network namespace, empty if it makes its own.
     rootfs: of the new container; mounts: what was mounted there, or in the runtime's state, before.
     """
 

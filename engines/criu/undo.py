@@ -108,8 +108,17 @@ def call_processes(journal: Journal) -> list[int]:
 
 
 def has_criu(journal: Journal) -> bool:
-    """Whether a CRIU process of a call is there."""
-    return any(_comm(pid) == "criu" for pid in call_processes(journal))
+    """Whether CRIU itself is there: a child of the runtime. Children that outlive it do not count."""
+    pids = call_processes(journal)
+    runtimes = {pid for pid in pids if _comm(pid) != "criu"}
+    return any(_comm(pid) == "criu" and _parent(pid) in runtimes for pid in pids)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _comm(pid: int | str) -> str:
@@ -154,13 +163,7 @@ def end_call(journal: Journal, *, grace_s: float) -> bool:
 
 def _is_criu(pid: int) -> bool:
     """Whether a process is CRIU, or was started by it (a script, tar)."""
-    if _comm(pid) == "criu":
-        return True
-    try:
-        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    except OSError:
-        return True
-    return _comm(parent) == "criu"
+    return "criu" in (_comm(pid), _comm(_parent(pid)))
 
 
 def _doomed(pid: int) -> bool:
@@ -209,18 +212,18 @@ def _undo_dump(journal: Journal) -> Outcome:
         delete_container(journal, outcome)
         outcome.completed = True
         return outcome
-    lives = not _doomed(journal.init) and alive(journal.init, journal.init_start)
-    if lives:
-        for name in _tables(journal.work_path / "dump.log", "CRIU run id"):
-            _delete_table(journal, f"/proc/{journal.init}/ns/net", name, outcome)
-        for pid in cgroups.tasks(journal.groups):
-            repair.end_repair(pid)
-        _remove_link_remaps(journal)
+    # By its path where it has one: the container may die of what CRIU's death did to it, its pod lives on.
+    netns = journal.netns or f"/proc/{journal.init}/ns/net"
+    for name in _tables(journal.work_path / "dump.log", "CRIU run id"):
+        _delete_table(journal, netns, name, outcome)
+    for pid in cgroups.tasks(journal.groups):
+        repair.end_repair(pid)
+    _remove_link_remaps(journal)
     if freezer and not journal.was_frozen:
         freezer.thaw()
     remove_partial(Path(journal.image), made=journal.image_made)
     _remove_yards(journal.work_path / "dump.log")
-    if lives:
+    if alive(journal.init, journal.init_start) and not _doomed(journal.init):
         outcome.state = "paused" if journal.was_frozen else "running"
     return outcome
 
@@ -278,7 +281,7 @@ def _undo_restore(journal: Journal) -> Outcome:
         delete_container(journal, outcome)
         shutil.rmtree(state, ignore_errors=True)
     cgroups.remove([*cgroups.strictly_own(journal.groups).values(), *journal.new_groups])
-    if journal.netns and Path(journal.netns).exists():
+    if journal.netns:
         names = set(_tables(journal.work_path / "restore.log", "CRIU run id"))
         recorded = lock_table(Path(journal.image))
         for name in sorted(names | ({recorded} if recorded else set())):
@@ -324,6 +327,8 @@ def _tables(log_path: Path, label: str) -> list[str]:
 
 
 def _delete_table(journal: Journal, netns: str, name: str, outcome: Outcome) -> None:
+    if not Path(netns).exists():
+        return
     enter = ["nsenter", f"--net={netns}", "nft"]
     listed = _run([*enter, "list", "tables", "inet"], journal, outcome)
     if name in listed.split():

@@ -1,0 +1,128 @@
+"""What the engine does while CRIU waits at a stage of a dump or a restore."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from engines.api import CheckpointRequest, PhaseInfo, RestoreRequest
+from engines.criu import calls, cgroups, wire
+from engines.criu.journal import Journal
+from engines.criu.network import raise_loopback
+from engines.criu.phases import Stage
+from engines.criu.runtime import Container
+
+_FREEZE_S = 1.0
+
+
+class DumpStages:
+    """Answers CRIU at the stages of a dump. quiet: a pre-dump, which has no phases."""
+
+    def __init__(
+        self,
+        request: CheckpointRequest,
+        journal: Journal,
+        container: Container,
+        freezer: cgroups.Freezer | None,
+        *,
+        quiet: bool,
+    ) -> None:
+        self._request = request
+        self._journal = journal
+        self._pid = container.pid
+        self._freezer = freezer
+        theirs = Path(f"/proc/{container.pid}/ns/net")
+        self._netns_path = None if theirs.readlink() == Path("/proc/self/ns/net").readlink() else theirs
+        self._on_phase = None if quiet else request.on_phase
+        self._told = False
+        self.frozen_since = 0.0  # on the monotonic clock; 0 if it was not us who froze
+        self.sizes: dict[str, int] = {}
+
+    def stage(self, stage: Stage) -> None:
+        """CRIU waits at a stage."""
+        if stage.action == "pre-dump":
+            self._freeze()
+        elif stage.action == "network-lock":
+            self._frozen()
+        elif stage.action == "post-dump":
+            self._frozen()
+            self._dumped()
+
+    def _freeze(self) -> None:
+        """Freeze before CRIU does, which looks again only every 100 ms. If this fails, it does it itself."""
+        if self._freezer is None:
+            return
+        if not self._journal.was_frozen:
+            since = time.monotonic()
+            if not self._freezer.freeze(timeout_s=_FREEZE_S):
+                self._freezer.thaw()
+                return
+            self.frozen_since = since
+        if self._netns_path is None:
+            # In the host's network namespace CRIU has no later stage before it copies. It seizes the tasks
+            # before it thaws them, so they do not run in between.
+            self._frozen()
+
+    def criu_ended(self) -> bool:
+        """CRIU is gone; whether it went well. If it was killed, its tasks run, with sockets in repair mode.
+
+        So freeze them. A dump that went well left them as they were before, frozen by us: then this changes
+        nothing.
+        """
+        if self._freezer:
+            self._freezer.freeze(timeout_s=_FREEZE_S)
+        return calls.went_well(self._journal.work_path / "dump.log")
+
+    def _frozen(self) -> None:
+        if self._on_phase and not self._told:
+            self._told = True
+            self._on_phase("frozen", PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=None))
+
+    def _dumped(self) -> None:
+        # Now: whoever is told that the image is complete may move it to its place.
+        self.sizes = sizes_of(self._request.image_path)
+        if self._on_phase:
+            table = wire.lock_table(self._request.image_path) if self._netns_path else None
+            info = PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=table)
+            self._on_phase("dumped", info)
+        if not self._request.leave_running:
+            # From here on CRIU may kill the source: then the image is all there is, and must stay.
+            self._journal.tasks = cgroups.tasks(self._journal.groups)
+            self._journal.committed = True
+            self._journal.write()
+
+
+class RestoreStages:
+    """Answers CRIU at the stages of a restore."""
+
+    def criu_ended(self) -> bool:
+        """CRIU is gone; whether it went well. If it was killed, it left held tasks running: freeze them."""
+        freezer = cgroups.freezer(cgroups.strictly_own(self._journal.groups))
+        if self._request.held and freezer:
+            freezer.freeze(timeout_s=_FREEZE_S)
+        return calls.went_well(self._journal.work_path / "restore.log")
+
+    def __init__(self, request: RestoreRequest, journal: Journal) -> None:
+        self._request = request
+        self._journal = journal
+
+    def stage(self, stage: Stage) -> None:
+        """CRIU waits at a stage. At `pre-restore` it has no child yet but is in the container's cgroups."""
+        if stage.action == "pre-restore":
+            self._journal.groups = cgroups.of_process(stage.script_pid)
+            self._journal.write()
+        elif stage.action == "setup-namespaces" and not self._journal.netns:
+            theirs = Path(f"/proc/{stage.init_pid}/ns/net")
+            if theirs.readlink() != Path("/proc/self/ns/net").readlink():
+                raise_loopback(theirs)
+        elif stage.action == "post-restore" and self._request.on_phase:
+            netns = Path(self._journal.netns or f"/proc/{stage.init_pid}/ns/net")
+            info = PhaseInfo(
+                pid=stage.init_pid, netns_path=netns, lock_table=wire.lock_table(self._request.image_path)
+            )
+            self._request.on_phase("restored", info)
+
+
+def sizes_of(image_path: Path) -> dict[str, int]:
+    """File names and sizes (bytes) of an image."""
+    return {entry.name: entry.stat().st_size for entry in image_path.iterdir()}

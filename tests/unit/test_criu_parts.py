@@ -1,0 +1,97 @@
+"""Small parts of the CRIU engine that need no container."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engines.api import EngineSettings, EngineUnavailable
+from engines.criu import cgroups, config, journal, wire
+from engines.registry import choose, create, names
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("leave-stopped", ["leave-stopped"]),
+        ("--log-file=/x", ["log-file"]),
+        ("  action-script  /x  # why", ["action-script"]),
+        ("network-lock iptables", ["network-lock"]),
+        ("network-lock nftables", []),
+        ("network-lock = 'nftables'", []),
+        ("manage-cgroups=ignore", []),
+        ("tcp-established", []),
+        ("# leave-stopped", []),
+        ("verbosity=4", []),
+    ],
+)
+def test_only_directives_that_spoil_a_call_are_named(tmp_path: Path, line: str, found: list[str]) -> None:
+    path = tmp_path / "runc.conf"
+    path.write_text(f"{line}\n")
+    assert config.spoilers(path) == found
+
+
+def test_options_of_a_restore() -> None:
+    held = config.restore_config("/s", held=True, tcp="keep").splitlines()
+    assert "leave-stopped" in held
+    assert "tcp-close" not in held
+    assert "tcp-close" in config.restore_config("/s", held=False, tcp="close").splitlines()
+
+
+def test_protobuf_fields() -> None:
+    # 1: 150, 2: "hi", 3: fixed32, 1 again
+    message = b"\x08\x96\x01\x12\x02hi\x1d\x01\x00\x00\x00\x08\x01"
+    assert wire.fields(message) == {1: [150, 1], 2: [b"hi"], 3: [b"\x01\x00\x00\x00"]}
+    for broken in (b"\x08", b"\x12\x05hi", b"\x0f"):
+        with pytest.raises(ValueError, match=r"\w"):
+            wire.fields(broken)
+
+
+def test_a_journal_survives_and_a_newer_one_is_refused(tmp_path: Path) -> None:
+    written = journal.Journal(
+        operation="restore",
+        container_id="c",
+        runtime="/r",
+        runtime_args=[],
+        root="/root",
+        state=str(tmp_path),
+        search_path="/bin",
+        image="/i",
+        groups={"freezer": "/g"},
+    )
+    written.write()
+    assert journal.read(tmp_path) == written
+    written.schema = 99
+    written.write()
+    with pytest.raises(ValueError, match="schema 99"):
+        journal.read(tmp_path)
+    written.remove()
+    written.remove()
+    assert journal.read(tmp_path) is None
+
+
+def test_our_own_cgroups_are_never_a_container_s() -> None:
+    assert cgroups.strictly_own(cgroups.of_process("self")) == {}
+
+
+def test_a_process_is_known_by_its_start() -> None:
+    started = journal.start_time(os.getpid())
+    assert journal.alive(os.getpid(), started)
+    assert not journal.alive(os.getpid(), started + 1)
+    assert not journal.alive(0, 0)
+
+
+def test_the_registry_names_what_there_is(tmp_path: Path) -> None:
+    settings = EngineSettings(
+        runtime_path=tmp_path / "none", root_path=tmp_path, state_path=tmp_path, search_path=str(tmp_path)
+    )
+    assert names()[:2] == ("criu", "fake")
+    assert create("fake", settings).name == "fake"
+    assert choose(settings, "fake").name == "fake"
+    with pytest.raises(EngineUnavailable, match="criu, fake"):
+        create("none", settings)
+    assert choose(settings).name == "criu", "an engine without a rival is not probed"
+    refused = [finding for finding in create("criu", settings).probe() if finding.severity == "refuse"]
+    assert {finding.rule for finding in refused} >= {"criu.runtime", "criu.tool.criu"}
