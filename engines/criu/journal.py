@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class Journal:
     operation: "checkpoint", "pre-dump" or "restore".
     state: the container's state directory; it also names the processes of the call, whose CRIU_CONFIG_FILE
         points into it.
+    began: when, seconds since the epoch.
     image_made: the image directory did not exist before.
     init, init_start: the container's first process and its start time (clock ticks), 0 at a restore.
     groups: the container's cgroups; at a restore known once CRIU is in them.
@@ -45,6 +47,7 @@ class Journal:
     state: str
     search_path: str
     image: str
+    began: float = field(default_factory=time.time)
     image_made: bool = False
     init: int = 0
     init_start: int = 0

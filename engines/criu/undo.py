@@ -30,7 +30,8 @@ _GRACE_S = 1.0
 _TOOL_S = 10.0
 _MNT_DETACH = 2
 _LOG_BYTES = 1 << 20
-_YARD = r"/tmp/\.criu\.[a-z]+\.\w{6}"  # noqa: S108
+_TEMPORARY = "/tmp"  # noqa: S108 - CRIU's own choice
+_YARD = rf"{_TEMPORARY}/\.criu\.[a-z]+\.\w{{6}}"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 State = Literal["running", "paused", "stopped"]
@@ -222,7 +223,7 @@ def _undo_dump(journal: Journal) -> Outcome:
     if freezer and not journal.was_frozen:
         freezer.thaw()
     remove_partial(Path(journal.image), made=journal.image_made)
-    _remove_yards(journal.work_path / "dump.log")
+    _remove_yards(journal, "dump.log")
     if alive(journal.init, journal.init_start) and not _doomed(journal.init):
         outcome.state = "paused" if journal.was_frozen else "running"
     return outcome
@@ -286,7 +287,7 @@ def _undo_restore(journal: Journal) -> Outcome:
         recorded = lock_table(Path(journal.image))
         for name in sorted(names | ({recorded} if recorded else set())):
             _delete_table(journal, journal.netns, name, outcome)
-    _remove_yards(journal.work_path / "restore.log")
+    _remove_yards(journal, "restore.log")
     return outcome
 
 
@@ -335,9 +336,16 @@ def _delete_table(journal: Journal, netns: str, name: str, outcome: Outcome) -> 
         _run([*enter, "delete", "table", "inet", name], journal, outcome)
 
 
-def _remove_yards(log_path: Path) -> None:
-    """Remove CRIU's temporary mount points, as its log tells them."""
-    for name in set(re.findall(_YARD, _head(log_path))):
+def _remove_yards(journal: Journal, log_name: str) -> None:
+    """Remove CRIU's temporary directories: those that its log tells, and what its start-up checks left.
+
+    The latter are in no log. They are empty, younger than the call, and nobody's while no CRIU runs.
+    """
+    names = set(re.findall(_YARD, _head(journal.work_path / log_name)))
+    if not any(_comm(name) == "criu" for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
+        young = [path for path in Path(_TEMPORARY).glob(".criu.*") if path.lstat().st_mtime >= journal.began]
+        names.update(map(str, young))
+    for name in names:
         for point in sorted(mount_points(name), key=len, reverse=True):
             _libc.umount2(point.encode(), _MNT_DETACH)
         with contextlib.suppress(OSError):
