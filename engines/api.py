@@ -90,6 +90,9 @@ class CheckpointRequest:
 
     image_path: absent, or an empty directory; its parent exists. On failure nothing is left in it.
     parent_path: image directory of an earlier pre-dump, None for a full dump.
+    release_network: when the source is gone, its network lock goes too, and its peers find their connections
+        closed. Otherwise it stays, in a network namespace that outlives the container, for a restore that
+        keeps them; until then nothing in that namespace sends or receives.
     timeout_s: deadline of the whole call, seconds.
     extra_args: runtime options the caller gave that have no field here, passed on as they are
         (for example "--file-locks").
@@ -101,6 +104,7 @@ class CheckpointRequest:
     timeout_s: float
     parent_path: Path | None = None
     leave_running: bool = False
+    release_network: bool = False
     on_phase: OnPhase | None = None
     extra_args: tuple[str, ...] = ()
 

@@ -62,7 +62,8 @@ class Wanted:
 
     image_path: where the engine writes. extras_path: where torpor's own files go. work_path: where the
     engine's log and statistics are left, None for nowhere. rootfs: one that is no overlay is
-    refused, copied whole, or left to the caller. use: recorded in the manifest.
+    refused, copied whole, or left to the caller. keep_tcp: the network of a stopped container stays locked,
+    so that its peers wait for a restore. use: recorded in the manifest.
     """
 
     image_path: Path
@@ -70,6 +71,7 @@ class Wanted:
     leave_running: bool
     work_path: Path | None = None
     rootfs: Literal["overlay", "full-copy", "if-overlay"] = "overlay"
+    keep_tcp: bool = False
     use: Use | None = None
     engine: str | None = None
     extra_args: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
     with state.locked(source.directory, wait_s=5.0, create=True):
         try:
             engine = choose_engine(source, config, spec, wanted.engine)
+            state.note_engine(source.directory, engine.name)
             if wanted.leave_running and "leave-running" not in engine.capabilities:
                 raise NotSupported(
                     f"could not checkpoint container '{source.container_id}': engine {engine.name} cannot "
@@ -136,6 +139,7 @@ def into_store(
     reference: Reference,
     *,
     stop: bool,
+    keep_tcp: bool = False,
     use: Use | None = None,
     engine: str | None = None,
     full_copy: bool = False,
@@ -143,9 +147,9 @@ def into_store(
 ) -> tuple[Image, Timings]:
     """Checkpoint a container into the store of this node, and tell the audit log.
 
-    stop: the container ends with the checkpoint. use, engine, full_copy: see `Wanted`. replace: an image of
-    the same name gives way. Raises EngineError, ShimError; then the container runs on and the store is as it
-    was.
+    stop: the container ends with the checkpoint. keep_tcp, use, engine, full_copy: see `Wanted`. replace: an
+    image of the same name gives way. Raises EngineError, ShimError; then the container runs on and the store
+    is as it was.
     """
     store.recover()
 
@@ -169,6 +173,7 @@ def into_store(
             extras_path=staged,
             work_path=Path(logs),
             leave_running=not stop,
+            keep_tcp=keep_tcp,
             rootfs="full-copy" if full_copy else "overlay",
             use=use,
             engine=engine,
@@ -244,6 +249,7 @@ class _Job:
                         timeout_s=timeout_s,
                         parent_path=self.wanted.parent_path,
                         leave_running=self.wanted.leave_running,
+                        release_network=not self.wanted.keep_tcp,
                         on_phase=self._on_phase,
                         extra_args=self.wanted.extra_args,
                     )

@@ -25,6 +25,7 @@ from shim.errors import Busy, ShimError
 HELD = "held"
 STATE = "state.json"
 LOCK = "lock"
+ENGINE = "engine"
 
 ContainerPhase = Literal["restoring", "held", "running"]
 
@@ -78,6 +79,19 @@ def advance(directory: Path, state: ContainerState, phase: ContainerPhase) -> Co
     state = replace(state, phase=phase)
     save(directory, state)
     return state
+
+
+def note_engine(directory: Path, name: str) -> None:
+    """Record which engine is about to checkpoint a container, for whoever must undo it."""
+    (directory / ENGINE).write_text(name)
+
+
+def engine_at_work(directory: Path) -> str | None:
+    """The engine of a checkpoint that is at work, or died; None if there is none."""
+    try:
+        return (directory / ENGINE).read_text() or None
+    except OSError:
+        return None
 
 
 def remove(directory: Path) -> None:

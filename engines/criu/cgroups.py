@@ -16,6 +16,9 @@ Groups = dict[str, str]
 
 _POLL_S = 0.002
 
+# Where a parent sleeps in the kernel after vfork, under the names it has had.
+_VFORK_WAITS = frozenset({"kernel_clone", "wait_for_vfork_done", "_do_fork", "do_fork"})
+
 
 def _mounts() -> dict[str, tuple[str, str]]:
     """Controller to (mount point, root of the mount within the hierarchy)."""
@@ -163,3 +166,12 @@ class Freezer:
 
     def _write(self, value: str) -> None:
         (self.path / ("freezer.state" if self.v1 else "cgroup.freeze")).write_text(value)
+
+
+def in_vfork(pid: int) -> bool:
+    """Whether a task waits for a vforked child to run its program; False where the kernel does not tell."""
+    try:
+        waits_in = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return False
+    return waits_in in _VFORK_WAITS

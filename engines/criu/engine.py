@@ -44,7 +44,7 @@ from engines.criu.journal import Journal, mount_points, real_path, start_time
 from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
 from engines.criu.stages import DumpStages, RestoreStages, sizes_of
-from engines.criu.undo import Outcome, undo_pending
+from engines.criu.undo import Outcome, release_network, undo_pending
 
 _LOG_BYTES = 1 << 20
 _CAPABILITIES: frozenset[Capability] = frozenset(
@@ -142,8 +142,10 @@ class CriuEngine:
                 outcome = guarded.undo()
                 if not outcome.completed:
                     self._raise_dump(words, ended, outcome)
-            elif freezer and not was_frozen:
-                freezer.thaw()
+            else:
+                if freezer and not was_frozen:
+                    freezer.thaw()
+                release_network(journal, Outcome(state="stopped"))
             # Our freeze is around CRIU's, which its statistics tell.
             frozen_s = time.monotonic() - phases.frozen_since if phases.frozen_since else 0.0
             stats = wire.dump_numbers(self._work_path)

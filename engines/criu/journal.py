@@ -33,7 +33,8 @@ class Journal:
     groups: the container's cgroups; at a restore known once CRIU is in them.
     new_groups: cgroup directories that a restore will make.
     was_frozen: by somebody else, before.
-    committed: the source was allowed to die, so that the image must be kept; tasks: who was alive then.
+    committed: the source was allowed to die, so that the image must be kept; tasks: who was alive then;
+        release_network: the lock that the dump left goes when they are dead.
     netns: path of the container's network namespace, empty if it makes its own.
     rootfs: of the new container; mounts: what was mounted there, or in the runtime's state, before.
     """
@@ -56,6 +57,7 @@ class Journal:
     new_groups: list[str] = field(default_factory=list[str])
     was_frozen: bool = False
     committed: bool = False
+    release_network: bool = False
     netns: str = ""
     rootfs: str = ""
     mounts: list[str] = field(default_factory=list[str])

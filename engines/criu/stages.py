@@ -13,6 +13,7 @@ from engines.criu.phases import Stage
 from engines.criu.runtime import Container
 
 _FREEZE_S = 1.0
+_VFORK_S = 0.002
 
 
 class DumpStages:
@@ -54,14 +55,23 @@ class DumpStages:
             return
         if not self._journal.was_frozen:
             since = time.monotonic()
-            if not self._freezer.freeze(timeout_s=_FREEZE_S):
+            while True:
+                if not self._freezer.freeze(timeout_s=_FREEZE_S):
+                    self._freezer.thaw()
+                    return
+                if time.monotonic() > since + _FREEZE_S or not self._any_in_vfork():
+                    break
+                # CRIU cannot seize a task that waits for a vforked child: try a moment later.
                 self._freezer.thaw()
-                return
+                time.sleep(_VFORK_S)
             self.frozen_since = since
         if self._netns_path is None:
             # In the host's network namespace CRIU has no later stage before it copies. It seizes the tasks
             # before it thaws them, so they do not run in between.
             self._frozen()
+
+    def _any_in_vfork(self) -> bool:
+        return any(cgroups.in_vfork(pid) for pid in cgroups.tasks(self._journal.groups))
 
     def criu_ended(self) -> bool:
         """CRIU is gone; whether it went well. If it was killed, its tasks run, with sockets in repair mode.
@@ -87,6 +97,7 @@ class DumpStages:
             self._on_phase("dumped", info)
         if not self._request.leave_running:
             # From here on CRIU may kill the source: then the image is all there is, and must stay.
+            self._journal.release_network = self._request.release_network
             self._journal.tasks = cgroups.tasks(self._journal.groups)
             self._journal.committed = True
             self._journal.write()

@@ -211,12 +211,11 @@ def _undo_dump(journal: Journal) -> Outcome:
         if not _end_tasks(journal.groups):
             outcome.problems.append("tasks of the container do not die")
         delete_container(journal, outcome)
+        release_network(journal, outcome)
         outcome.completed = True
         return outcome
     # By its path where it has one: the container may die of what CRIU's death did to it, its pod lives on.
-    netns = journal.netns or f"/proc/{journal.init}/ns/net"
-    for name in _tables(journal.work_path / "dump.log", "CRIU run id"):
-        _delete_table(journal, netns, name, outcome)
+    _unlock(journal, journal.netns or f"/proc/{journal.init}/ns/net", outcome)
     for pid in cgroups.tasks(journal.groups):
         repair.end_repair(pid)
     _remove_link_remaps(journal)
@@ -227,6 +226,17 @@ def _undo_dump(journal: Journal) -> Outcome:
     if alive(journal.init, journal.init_start) and not _doomed(journal.init):
         outcome.state = "paused" if journal.was_frozen else "running"
     return outcome
+
+
+def _unlock(journal: Journal, netns: str, outcome: Outcome) -> None:
+    for name in _tables(journal.work_path / "dump.log", "CRIU run id"):
+        _delete_table(journal, netns, name, outcome)
+
+
+def release_network(journal: Journal, outcome: Outcome) -> None:
+    """Remove the lock that a dump left in a namespace that outlives its container, if that was asked for."""
+    if journal.release_network and journal.netns:
+        _unlock(journal, journal.netns, outcome)
 
 
 def remove_partial(image_path: Path, *, made: bool) -> None:

@@ -26,6 +26,12 @@ from shim.verbs.context import engine_settings
 @click.option("--root", help="State directory of the caller's runtime; looked for if not given.")
 @click.option("--stop", is_flag=True, help="The container ends with the checkpoint; by default it runs on.")
 @click.option(
+    "--keep-tcp",
+    is_flag=True,
+    help="With --stop: peers of established connections wait for a restore with network: keep. Until then "
+    "nothing in the container's network namespace sends or receives.",
+)
+@click.option(
     "--use",
     type=click.Choice(["clone", "move"]),
     help="May the image be restored again and again (clone) "
@@ -43,6 +49,7 @@ def command(
     namespace: str | None,
     root: str | None,
     stop: bool,
+    keep_tcp: bool,
     use: str | None,
     engine: str | None,
     full_copy: bool,
@@ -86,6 +93,7 @@ def command(
             node.store,
             reference,
             stop=stop,
+            keep_tcp=keep_tcp,
             use="move" if use == "move" else "clone" if use == "clone" else None,
             engine=engine,
             full_copy=full_copy,

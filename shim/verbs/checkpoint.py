@@ -65,6 +65,7 @@ def serve(context: Context) -> int | None:
         work_path=work_path,
         leave_running="leave-running" in options,
         rootfs="if-overlay",
+        keep_tcp="tcp-established" in options,
         extra_args=context.other_options(_OURS),
         parent_path=_parent(context, image_path),
     )

@@ -24,8 +24,10 @@ def serve(context: Context) -> int | None:
     try:
         with state.locked(directory, wait_s=WAIT_S if force else 1.0):
             found = state.load(directory)
-            if found is not None and found.phase == "restoring":
-                context.engine(found.engine).undo(context.container_id)
+            # Before the runtime deletes: below a half-made restore its root file system is mounted again.
+            engine = found.engine if found is not None else state.engine_at_work(directory)
+            if engine is not None:
+                context.engine(engine).undo(context.container_id)
             held = found is not None and found.phase != "running"
             flags = ("--force",) if force or held else ()
             answer = bundle.ask_runtime(

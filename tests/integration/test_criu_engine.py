@@ -474,3 +474,30 @@ def test_abstract_sockets_are_untouched_by_the_end_of_repair(place: CriuLab) -> 
         assert end_repair(os.getpid()) == 0
         here.send(b"x")
         assert there.recv(1) == b"x"
+
+
+def test_a_shell_that_forks_all_the_time(place: CriuLab) -> None:
+    """A task in vfork cannot be seized while its child is: the freeze waits for a better moment."""
+    container_id = place.start(args=["sh", "-c", "while :; do /usr/bin/true; done"])
+    until(lambda: len(place.runc.pids(container_id)) > 0)
+    for number in range(40 if os.environ.get("TORPOR_SOAK") else 8):
+        dump(place, container_id, f"i{number}", leave_running=True, timeout_s=8)
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_the_lock_of_a_stopped_container_goes_or_stays_as_asked(place: CriuLab, release: bool) -> None:
+    network = place.network()
+    source = place.start(netns_path=network.pod_path, args=live("--port", "7000"))
+    client = place.lab.client(network, 7000)
+    client.goes_on()
+    image = place.image_root / "i"
+    place.engine(source).checkpoint(
+        CheckpointRequest(
+            container_id=source,
+            bundle_path=place.bundle(source),
+            image_path=image,
+            timeout_s=60,
+            release_network=release,
+        )
+    )
+    assert network.tables() == ([] if release else [wire.lock_table(image)])
