@@ -14,8 +14,8 @@ from shim.argv import Call, parse
 OURS = (b"torpor.dev/", b"org.criu.")
 FOREIGN = (b"restore.criu.org/",)
 
-_HELD_VERBS = ("start", "state", "kill", "exec", "pause", "resume", "ps")
-_STOPPING_VERBS = ("state", "kill", "delete", "ps", "features")
+_HELD_VERBS = ("start", "state", "kill", "exec", "pause", "resume")
+_STOPPING_VERBS = ("state", "kill", "delete", "features")
 _SIGPIPE = 13
 _SIGXFSZ = 25
 

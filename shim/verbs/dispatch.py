@@ -21,7 +21,6 @@ VERBS = {
     "features": "shim.verbs.features",
     "kill": "shim.verbs.kill",
     "pause": "shim.verbs.held",
-    "ps": "shim.verbs.ps",
     "restore": "shim.verbs.restore",
     "resume": "shim.verbs.held",
     "start": "shim.verbs.start",
