@@ -327,17 +327,19 @@ def _clean(path: Any) -> str:
 # --- open files ----------------------------------------------------------------------------------------
 
 
-def files(case: Case, *, complete: bool) -> Iterator[Finding]:
+def files(
+    needs: Needs, spec: Mapping[str, Any], rootfs_path: Path | None, *, complete: bool
+) -> Iterator[Finding]:
     """Open and mapped files must be there with the same size and mode: CRIU refuses anything else.
 
     complete: the image's changes are already in the root file system; else only what the spec binds in from
     elsewhere can be looked at.
     """
-    specified = specified_mounts(case.spec, case.rootfs_path)
+    specified = specified_mounts(spec, rootfs_path)
     sources = {path: Path(str(entry.get("source"))) for path, entry in specified.items() if _is_bind(entry)}
-    root = case.rootfs_path if complete else None
-    destinations = sorted({mount.destination for mount in case.needs.mounts}, key=len, reverse=True)
-    for need in case.needs.files:
+    root = rootfs_path if complete else None
+    destinations = sorted({mount.destination for mount in needs.mounts}, key=len, reverse=True)
+    for need in needs.files:
         base = next((path for path in destinations if _beneath(need.path, path)), "/")
         source = sources.get(base) if base != "/" else root
         if source is not None:

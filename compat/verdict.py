@@ -24,8 +24,7 @@ def judge(
 
     dump_host: the node that made the image, None if nobody recorded it. rootfs_path: the new container's,
     as it is before the image's changes, None if it is not there yet (mounts are then judged less surely).
-    node: the one to judge for, None for
-    this one. cache_path: see `profile.load`.
+    node: the one to judge for, None for this one. cache_path: see `profile.load`.
     """
     case = rules.Case(
         needs=needs,
@@ -35,7 +34,7 @@ def judge(
         rootfs_path=rootfs_path,
     )
     found = [finding for rule in rules.ALL for finding in rule(case)]
-    return (*found, *rules.files(case, complete=False))
+    return (*found, *rules.files(needs, spec, rootfs_path, complete=False))
 
 
 def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tuple[Finding, ...]:
@@ -43,7 +42,4 @@ def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tup
 
     rootfs_path: the new container's. Cheap: one stat for each file.
     """
-    case = rules.Case(
-        needs=needs, spec=spec, node=profile.load(None), dump_host=None, rootfs_path=rootfs_path
-    )
-    return tuple(rules.files(case, complete=True))
+    return tuple(rules.files(needs, spec, rootfs_path, complete=True))
