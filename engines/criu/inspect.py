@@ -13,6 +13,7 @@ from typing import Literal
 from engines.api import IdMapping, ImageCorrupt, MountNeed, Needs, TaskNeeds
 from engines.criu import descriptors
 from engines.criu.images import ImageReader, Message
+from engines.criu.wire import table_of_run
 
 ENGINE = "criu"
 _NAMESPACES: Mapping[str, str] = {
@@ -54,7 +55,6 @@ _MAP_DROPPABLE = 8
 _PAGE_PRESENT = 1 << 2
 _PAGE_PARENT = 1 << 0
 _AT_PAGESZ = 6
-_TABLE_ID_LENGTH = 21  # CRIU cuts the name of its nftables table to its own buffer
 
 
 def inspect(image_path: Path, python_path: Path | None) -> Needs:
@@ -152,7 +152,7 @@ def _needs(
         or any(m.destination == "/dev/console" and m.fstype == "devpts" for m in mounts),
         memory_bytes=memory_bytes,
         shared_with_host=(*opened.shared, *_host_descriptors(opened, host)),
-        lock_table=f"CRIU-{run_id[:_TABLE_ID_LENGTH]}" if run_id else "",
+        lock_table=table_of_run(run_id) if run_id else "",
         droppable_mappings=droppable,
         xsave=xsave,
     )

@@ -33,7 +33,6 @@ from shim.images.manifest import (
     Use,
     build_manifest,
     digest_of,
-    now,
     parse_manifest,
     source_of,
 )
@@ -41,6 +40,7 @@ from shim.images.seal import OnBytes, cause_of, check_files, write_file
 from shim.images.spec import parse
 from shim.images.store import Image, Store
 from shim.images.tarball import BadArchive, chunks, is_sparse, kind_of, members, open_tar, split_name
+from shim.log import now
 
 DEFAULT_MAX_BYTES = 256 << 30
 _MAX_MEMBERS = 100_000

@@ -9,13 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Literal
 
 from engines.api import IdMapping
 from shim.images import spec as oci
 from shim.images.documents import decode, encode
 from shim.images.host import Host
+from shim.log import now
 
 SCHEMA = 1
 
@@ -176,11 +176,6 @@ def parse_manifest(data: bytes, *, what: str = "manifest.json") -> Manifest:
 def digest_of(data: bytes) -> str:
     """The digest of an image, from the bytes of its manifest."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
-
-
-def now() -> str:
-    """The present time as the manifest writes it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def source_of(spec: oci.Spec, *, container_id: str) -> Source:

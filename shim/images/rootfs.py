@@ -22,7 +22,6 @@ from shim.images.mounts import MountEntry, mount_at, mounts_below, read_mounts, 
 from shim.images.seal import cause_of
 from shim.images.tarwrite import DIRECTORY, FIFO, HARD_LINK, SYMBOLIC_LINK, TarWriter
 
-_COPY_BYTES = 1 << 20
 _ESCAPED_COLON = "\\:"
 
 # Labels and hashes belong to the node and the pod; the overlay's own marks are not content.

@@ -85,7 +85,6 @@ class Linux(_Spec, frozen=True):
 
 
 class Spec(_Spec, frozen=True):
-    oci_version: str = ""
     process: Process = Process()
     root: Root = Root()
     hostname: str = ""

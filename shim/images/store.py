@@ -28,8 +28,9 @@ from shim.errors import AdmissionRefused, ShimError, UnknownImage
 from shim.images.beneath import exchange, read_plain
 from shim.images.documents import MAX_DOCUMENT_BYTES, decode_needs
 from shim.images.layout import CHECKPOINT, MANIFEST, NEEDS, NO_NAMESPACE, Reference, check_name
-from shim.images.manifest import FileDigest, Manifest, digest_of, now, parse_manifest
+from shim.images.manifest import FileDigest, Manifest, digest_of, parse_manifest
 from shim.images.seal import OnBytes, cause_of, check_files, list_files, seal, write_file
+from shim.log import now
 
 _UNSAFE_BITS = 0o077
 
