@@ -239,7 +239,8 @@ def inherited_rlimits() -> dict[str, int]:
 
 def _seccomp(spec: Mapping[str, Any], needs: Needs, recorded: str | None) -> Iterator[Finding]:
     """The filter of a task is a program, which cannot be compared with a profile. So the profile of the
-    dump's spec must be the new one, and every task must have the filter that the runtime made of it.
+    dump's spec must be the new one, and every task must have the same outermost filter. That the filter was
+    made of that profile is only the manifest's word.
     """
     wanted = seccomp_digest(spec)
     if not wanted:

@@ -63,7 +63,7 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish) -> int | None:
 
 
 def _find_image(context: Context, wish: Wish) -> Image:
-    """The image the annotation names. A pod may use only images of its own namespace, or of none."""
+    """The image the annotation names. A pod may use only the images of its own namespace."""
     if wish.foreign_path is not None:
         from shim import foreign  # few nodes allow it
 
