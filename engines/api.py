@@ -23,6 +23,7 @@ Capability = Literal[
     "lazy-pages",  # the container runs before its memory is there
     "clone",  # one image, many containers
     "held-restore",  # restored tasks exist but do not run until `release`
+    "rootfs",  # the image itself holds what the container changed in its root file system
     "cold-start-after-failure",  # a failed restore leaves nothing that would hinder a cold start
     "phases",  # `on_phase` is called, and may veto
     "gpu",
@@ -154,6 +155,7 @@ class DumpStats:
     memwrite_s: float = 0.0
     pages_scanned: int = 0
     pages_written: int = 0
+    gpu_s: float = 0.0  # until the GPUs' memory was in host memory; not in frozen_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +253,19 @@ class SocketNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNeed:
+    """A GPU the container used, in the order of the node it slept on.
+
+    memory_bytes: what the container held on it. driver: version of the driver, "570.86.15".
+    """
+
+    uuid: str
+    model: str
+    memory_bytes: int
+    driver: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdMapping:
     """One line of a user namespace's uid or gid map."""
 
@@ -283,6 +298,7 @@ class Needs:
     lock_table: str = ""  # name of the network lock that the dump left
     droppable_mappings: bool = False  # MAP_DROPPABLE: needs kernel 6.11
     xsave: bool | None = None  # tasks carry an XSAVE area; None if the engine does not tell
+    gpus: tuple[GpuNeed, ...] = ()
 
 
 @runtime_checkable
@@ -333,6 +349,48 @@ class CheckpointEngine(Protocol):
 
     def discard(self, image_path: Path, /) -> None:
         """Remove an image directory. Idempotent."""
+        ...
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process of a container that uses GPUs.
+
+    pid: on the host. state: "running", "locked", "suspended" (its memory is in the host's) or "failed".
+    gpus: UUID to bytes held on it, or to be held again.
+    """
+
+    pid: int
+    comm: str
+    state: Literal["running", "locked", "suspended", "failed"]
+    gpus: Mapping[str, int]
+
+
+@runtime_checkable
+class GpuEngine(CheckpointEngine, Protocol):
+    """What an engine with the capability `gpu` does beside: take a running container off its GPUs."""
+
+    def gpu_processes(self, container_id: str, /) -> tuple[GpuProcess, ...]:
+        """Who uses a GPU in a container. Raises EngineError."""
+        ...
+
+    def suspend(self, container_id: str, /, *, timeout_s: float) -> tuple[GpuProcess, ...]:
+        """Move the GPU memory of a container into host memory; its calls of the GPU wait from then on.
+
+        On failure the container runs as before. Raises InvalidRequest if it uses no GPU or is suspended.
+        """
+        ...
+
+    def resume(
+        self, container_id: str, /, *, timeout_s: float, pairs: Mapping[str, str]
+    ) -> tuple[GpuProcess, ...]:
+        """Move it back. pairs: UUID of an old GPU to that of the new one; the others go where they were.
+
+        On failure it stays suspended. Raises InvalidRequest if it is not suspended or a GPU does not fit.
+        """
         ...
 
 

@@ -14,9 +14,11 @@ import pytest
 from engines import fake
 from engines.api import Capability, CheckpointEngine, EngineSettings, RestoreRequest
 from engines.criu.engine import CriuEngine
+from engines.gvisor.engine import GvisorEngine
 from engines.testing import EngineContract, Harness
-from tests.support.containers import lab, make_spec, processes_with, until
+from tests.support.containers import lab, make_spec, processes_with, tool, until
 from tests.support.criu import CriuLab
+from tests.support.gvisor import GvisorLab, netns_of
 
 
 def stuck_runtime(path: Path, real: Path | None) -> Path:
@@ -139,6 +141,25 @@ class CriuHarness(CriuLab):
         until(lambda: not self.residue(container_id), what="the killed container is gone")
 
 
+class GvisorHarness(GvisorLab):
+    def lacking(self, container_id: str, capability: Capability) -> CheckpointEngine | None:
+        return self.engine(container_id) if capability == "held-restore" else None
+
+    def stuck(self, container_id: str) -> CheckpointEngine:
+        return GvisorEngine(
+            self.settings(container_id, stuck_runtime(self.lab.path / "stuck", tool("runsc")))
+        )
+
+    def stuck_processes(self) -> list[int]:
+        return stuck_children()
+
+    def netns(self) -> Path | None:
+        return None  # the set-up under test is --network=none
+
+    def netns_of(self, container_id: str) -> str:
+        return netns_of(self.pid(container_id))
+
+
 class TestFake(EngineContract):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
@@ -156,3 +177,11 @@ class TestCriu(EngineContract):
     def harness(self, tmp_path: Path) -> Iterator[Harness]:
         with lab(tmp_path) as place:
             yield CriuHarness(place)
+
+
+@pytest.mark.engine
+class TestGvisor(EngineContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Iterator[Harness]:
+        with lab(tmp_path) as place:
+            yield GvisorHarness(place)

@@ -1,0 +1,1 @@
+"""The gVisor engine: checkpoints and restores whole sandboxes through runsc."""

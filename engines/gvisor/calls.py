@@ -1,0 +1,182 @@
+"""Runs runsc for one call: watched by a guardian, within a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.gvisor import guardian
+from engines.gvisor.journal import MARK, WORK, Journal, read
+from engines.gvisor.undo import Outcome, lock, undo
+
+_GUARDIAN_GRACE_S = 5.0
+_CAUSE_CHARS = 500
+
+_ADVICE = (
+    (r"no space left", "free space, or give the image another place"),
+    (r"using hostinet", "start the container without --network=host"),
+    (r"cannot be saved in connected state", "close the connection, then try again"),
+    (
+        r"deleted and invalidated dentries",
+        "let the program close the file that it deleted, then try again",
+    ),
+    (
+        r"no host FD available",
+        "the image was taken while an exec session lived: checkpoint again",
+    ),
+    (r"no server FD available", "give the new container the mounts of the old one, at the same places"),
+    (r"inconsistent private memory files|CtxMemoryFileMap", "restore with the --overlay2 of the dump"),
+    (r"incompatible FeatureSet", "restore on a node whose processor has what the old one had"),
+    (r"different fields|version does not match", "restore with the runsc that made the image"),
+    (r"cannot run with network enabled in root", "use --network=none, or a newer runsc"),
+    (r"already has a filestore file", "remove the named file if no container uses it"),
+    (r"no such file or directory", "restore over the files that the container had open at the dump"),
+    (r"EOF", "look whether the sandbox was killed, for example for its memory limit"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command of runsc ended. cause: its complaint in one line, empty if it had none."""
+
+    returncode: int
+    cause: str = ""
+    timed_out: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it did not do its work."""
+        return self.timed_out or self.returncode != 0
+
+
+class Guarded:
+    """The frame of one call: what is undone if its body fails, or if this very process dies.
+
+    Entering writes the journal and starts the guardian, both before anything is touched. Leaving by an
+    exception undoes the call, unless `undo` has been called; leaving always settles it.
+    """
+
+    def __init__(self, journal: Journal, timeout_s: float) -> None:
+        self.journal = journal
+        self._deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._outcome: Outcome | None = None
+
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def undo(self) -> Outcome:
+        """Undo the call; the same outcome if asked again."""
+        if self._outcome is None:
+            with lock(Path(self.journal.state)):
+                # The guardian undoes a call that is stuck past its deadline; then there is nothing left here.
+                self._outcome = undo(read(Path(self.journal.state)) or self.journal)
+                self.journal.remove()
+        return self._outcome
+
+    def run(self, *argv: str, inherit: bool = False) -> Ended:
+        """Run runsc with these words after its global options, until it ends or the deadline passes.
+
+        inherit: it gets this process's standard streams and inheritable descriptors, which a container then
+        has; else it gets none.
+        """
+        journal = self.journal
+        log_path = Path(journal.state, WORK, f"{argv[0]}.log")
+        words: Sequence[str] = [
+            *(journal.runtime, *journal.runtime_args, "--root", journal.root),
+            *("--log", str(log_path), "--log-format", "json", *argv),
+        ]
+        stream = None if inherit else subprocess.DEVNULL
+        process = subprocess.Popen(
+            words,
+            stdin=stream,
+            stdout=stream,
+            stderr=stream,
+            close_fds=not inherit,
+            start_new_session=True,
+            umask=-1 if inherit else 0o077,
+            env={**os.environ, "PATH": journal.search_path, MARK: str(journal.path)},
+        )
+        try:
+            process.wait(self.remaining_s())
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return Ended(returncode=-1, cause=_complaint(log_path), timed_out=True)
+            raise
+        cause = _complaint(log_path) if process.returncode else ""
+        return Ended(returncode=process.returncode, cause=cause)
+
+    def __enter__(self) -> Guarded:
+        self.journal.write()
+        # The same interpreter with the same isolation as the launcher's: it starts in 8 ms, beside our work.
+        self._guardian = subprocess.Popen(
+            [
+                *(sys.executable, "-IS", guardian.__file__, self.journal.state),
+                str(self._timeout_s + _GUARDIAN_GRACE_S),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            env={"PATH": self.journal.search_path},
+        )
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            self.undo()
+        self.journal.remove()
+        if self._guardian and self._guardian.stdin:
+            with contextlib.suppress(OSError):
+                self._guardian.stdin.write(b"done")
+            with contextlib.suppress(OSError):
+                self._guardian.stdin.close()
+            self._guardian.wait()
+
+
+def _complaint(log_path: Path) -> str:
+    """The last error in runsc's log, its first line: the rest is Go's stack."""
+    found = ""
+    try:
+        text = log_path.read_text(errors="replace")
+    except OSError:
+        return ""
+    decoder = json.JSONDecoder()
+    at = text.find("{")
+    while at >= 0:  # runsc puts no line ends between its records
+        try:
+            record, end = decoder.raw_decode(text, at)
+        except ValueError:
+            break
+        if record.get("level") in ("error", "fatal"):
+            found = str(record.get("msg", ""))
+        at = text.find("{", end)
+    return found.strip().partition("\n")[0].rstrip(": ")[:_CAUSE_CHARS]
+
+
+def explain(words: str, ended: Ended, outcome: Outcome, log_path: Path) -> str:
+    """The message of a failed call: what was tried, why it failed, what to do."""
+    cause = ended.cause or f"runsc ended with status {ended.returncode}"
+    todo = next((advice for pattern, advice in _ADVICE if re.search(pattern, cause)), "see the log")
+    if ended.timed_out:
+        cause = "the deadline passed" + (f" (last: {ended.cause})" if ended.cause else "")
+        todo = "give it more time"
+    if outcome.problems:
+        cause += f"; could not undo: {'; '.join(outcome.problems)}"
+    where = f" (log: {log_path})" if log_path.exists() else ""
+    return f"{words}: {cause}{where}; {todo}"

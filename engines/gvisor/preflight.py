@@ -1,0 +1,144 @@
+"""What is looked at before a container is touched, and written down about it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engines.api import DumpFailed, InvalidRequest, NotSupported
+from engines.gvisor.image import Record
+from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
+
+_SPARE_BYTES = 64 << 20
+_MAX_LINKS = 40  # the kernel's own limit
+_POD_KEYS = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+
+
+class Source:
+    """A container that is to be dumped. words: the start of each error message."""
+
+    def __init__(
+        self, runsc: Runsc, container: Container, spec: Mapping[str, Any], rootfs_path: Path, words: str
+    ) -> None:
+        self._runsc = runsc
+        self._container = container
+        self._spec = spec
+        self._rootfs = rootfs_path
+        self._words = words
+        self._setup = setup(sandbox_flags(container.pid))
+        self._tasks: tuple[Task, ...] = ()
+
+    def check_kind(self) -> None:
+        """Raises NotSupported for a container that gVisor cannot dump, or cannot dump alone."""
+        ids = self._runsc.ids()
+        sandbox = ids.get(self._container.id, "")
+        others = sorted(name for name, its in ids.items() if its == sandbox and name != self._container.id)
+        annotations: Mapping[str, Any] = self._spec.get("annotations") or {}
+        if others or sandbox != self._container.id or any(key in annotations for key in _POD_KEYS):
+            raise NotSupported(
+                f"{self._words}: it is part of a pod, and gVisor saves and restores a pod's sandbox "
+                "only as a whole, which torpor cannot do yet; use one outside a pod, or a pod of runc",
+                after="running",
+            )
+        if self._setup["network"] == "host":
+            raise NotSupported(
+                f"{self._words}: its sandbox uses the host's network (--network=host), which gVisor cannot "
+                "save; start it with --network=none or sandbox",
+                after="running",
+            )
+        if self._setup["overlay"] == "none":
+            raise NotSupported(
+                f"{self._words}: its sandbox writes to the root file system itself (--overlay2=none), so "
+                "that what it changed would not be in the image; start it with --overlay2=root:self",
+                after="running",
+            )
+
+    def check_tasks(self) -> None:
+        """Raises DumpFailed while an exec session lives: runsc makes an image then that it cannot restore."""
+        tasks = self._runsc.tasks(self._container.id)
+        if not tasks:
+            raise InvalidRequest(f"{self._words}: its sandbox does not answer; look whether it is alive")
+        guests = [task for task in tasks if task.parent == 0 and task.pid != 1]
+        if guests:
+            raise DumpFailed(
+                f"{self._words}: an exec session runs in it ({guests[0].name}, process {guests[0].pid}), and "
+                "runsc could not restore the image; end the session, then try again",
+                after="paused" if self._container.status == "paused" else "running",
+            )
+        self._tasks = tasks
+
+    def check_space(self, directory: Path) -> None:
+        """Raises DumpFailed if the sandbox's memory would not fit."""
+        need = int(memory_bytes(self._container.pid) * 1.1) + _SPARE_BYTES
+        found = os.statvfs(directory)
+        free = found.f_bavail * found.f_frsize
+        if free < need:
+            raise DumpFailed(
+                f"{self._words}: {directory} has {free >> 20} MiB free, the image may need {need >> 20} MiB; "
+                "free space, or give the image another place",
+                after="paused" if self._container.status == "paused" else "running",
+            )
+
+    def record(self, version: str) -> Record:
+        """What runsc does not write down. version: runsc's release."""
+        spec = self._spec
+        process, linux = dict(spec.get("process") or {}), dict(spec.get("linux") or {})
+        seccomp = linux.get("seccomp")
+        kept = ("namespaces", "uidMappings", "gidMappings", "maskedPaths", "readonlyPaths")
+        return Record(
+            runsc=version,
+            setup=self._setup,
+            spec={
+                "process": {key: value for key, value in process.items() if key not in ("args", "env")},
+                "root": {"readonly": bool(spec["root"].get("readonly"))},
+                "linux": {key: linux[key] for key in kept if linux.get(key)},
+                "seccomp": _digest(seccomp) if seccomp else "",
+            },
+            mounts={
+                inside(self._rootfs, str(entry.get("destination"))): entry
+                for entry in spec.get("mounts") or ()
+            },
+            tasks=self._tasks,
+            memory_bytes=memory_bytes(self._container.pid),
+        )
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def inside(rootfs_path: Path, path: str) -> str:
+    """Where a mount's destination really lies: runtimes follow links inside the root file system."""
+    waiting = path.split("/")[::-1]
+    found: list[str] = []
+    links = 0
+    while waiting:
+        name = waiting.pop()
+        if name == "..":
+            found[-1:] = []
+        elif name not in {"", "."}:
+            here = rootfs_path.joinpath(*found, name)
+            if links < _MAX_LINKS and here.is_symlink():
+                links += 1
+                target = str(here.readlink())
+                found = [] if target.startswith("/") else found
+                waiting += target.split("/")[::-1]
+            else:
+                found.append(name)
+    return "/" + "/".join(found)
+
+
+def memory_bytes(pid: int) -> int:
+    """What a sandbox's process has in memory, its application's memory included; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,124 @@
+"""Real containers under the gVisor engine, for tests: engines per container, restores with pipes, residue."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from engines.api import EngineSettings, RestoreRequest
+from engines.gvisor.engine import GvisorEngine
+from shim.launcher import RUNSC_ARGS
+from tests.support.containers import (
+    SEARCH_PATH,
+    Lab,
+    Output,
+    Runc,
+    live,
+    processes_with,
+    tool,
+    until,
+)
+from tests.support.criu import streams
+
+ARGS = tuple(RUNSC_ARGS.split())
+
+
+class GvisorLab:
+    """Containers of one test, with an engine for each, in sandboxes of their own."""
+
+    def __init__(self, lab: Lab) -> None:
+        program = lab.path / "runsc-as-set-up"
+        program.write_text(f'#!/bin/sh\nexec {shlex.join([str(tool("runsc")), *ARGS])} "$@"\n')
+        program.chmod(0o755)
+        self.lab = lab
+        self.runsc = lab.runc = Runc(lab.path / "runsc", program)
+        self.image_root = lab.path / "images"
+        self.image_root.mkdir()
+        self.outputs: dict[str, Output] = {}
+        self.bundles: dict[str, Path] = {}
+        self._rootfs: Path | None = None
+
+    def settings(self, container_id: str, runtime_path: Path | None = None) -> EngineSettings:
+        """An engine's settings for a container."""
+        return EngineSettings(
+            runtime_path=runtime_path or tool("runsc"),
+            root_path=self.runsc.root,
+            state_path=self.state_path(container_id),
+            search_path=SEARCH_PATH,
+            runtime_args=ARGS,
+        )
+
+    def state_path(self, container_id: str) -> Path:
+        return self.lab.path / "state" / container_id
+
+    def engine(self, container_id: str) -> GvisorEngine:
+        return GvisorEngine(self.settings(container_id))
+
+    def prepare(self, *, netns_path: Path | None = None, args: tuple[str, ...] = (), **spec: Any) -> str:
+        """A bundle for a new container; all containers of a lab share one rootfs."""
+        container_id = self.lab.new_id()
+        words = list(args) or live("--fill", "1")
+        bundle = self.lab.bundle(container_id, words, netns_path=netns_path, rootfs=self._rootfs, **spec)
+        self._rootfs = self._rootfs or bundle / "rootfs"
+        self.bundles[container_id] = bundle
+        return container_id
+
+    def start(self, *, netns_path: Path | None = None, args: tuple[str, ...] = (), **spec: Any) -> str:
+        """Start a container; tests/workloads/live.py unless args say otherwise."""
+        container_id = self.prepare(netns_path=netns_path, args=args, **spec)
+        self.outputs[container_id] = self.runsc.run(self.bundles[container_id], container_id)
+        if not args:
+            until(lambda: self.progress(container_id) > 1, what="the container counts")
+        return container_id
+
+    def restore(self, engine: Any, request: RestoreRequest) -> int:
+        """Restore with fresh pipes as the container's output; its pid."""
+        output = self.outputs[request.container_id] = Output()
+        with streams(output):
+            return engine.restore(request).pid
+
+    def bundle(self, container_id: str) -> Path:
+        return self.bundles[container_id]
+
+    def progress(self, container_id: str) -> int:
+        output = self.outputs.get(container_id)
+        return output.last_tick() if output else 0
+
+    def pid(self, container_id: str) -> int:
+        return self.runsc.pid(container_id)
+
+    def memory(self, container_id: str) -> str:
+        """The checksum of what the container remembers."""
+        output = self.outputs[container_id]
+        seen = len(re.findall(r"^sum .*$", output.text, re.MULTILINE))
+        self.runsc("kill", container_id, "USR1")
+        return until(
+            lambda: re.findall(r"^sum .*$", output.text, re.MULTILINE)[seen:], what="prints its checksum"
+        )[0]
+
+    def kill(self, container_id: str) -> None:
+        """End and remove a container."""
+        self.runsc.delete(container_id)
+        until(lambda: not self.residue(container_id), what="the killed container is gone")
+
+    def residue(self, container_id: str) -> list[str]:
+        """What is left of a container that is gone, in words."""
+        left = [
+            f"process {pid}: {line}"
+            for pid, line in processes_with(container_id)
+            if "runsc" in line and str(self.runsc.root) in line
+        ]
+        left += [f"state {path.name}" for path in self.runsc.root.glob(f"*{container_id}*")]
+        if self._rootfs:
+            left += [path.name for path in self._rootfs.glob(f".gvisor.filestore.{container_id}")]
+        if (self.state_path(container_id) / "gvisor-call.json").exists():
+            left.append("journal")
+        return left
+
+
+def netns_of(pid: int) -> str:
+    """A name of the network namespace a process is in."""
+    return os.readlink(f"/proc/{pid}/ns/net")
