@@ -113,7 +113,7 @@ class CriuEngine:
         words = f"could not {operation} container '{request.container_id}'"
         container = self._container(request.container_id, words)
         self._check_node(words, container.annotations.get(config.ANNOTATION))
-        made = _check_target(request.image_path, words)
+        made = check_target(request.image_path, words)
         groups = cgroups.of_container(self._settings.root_path, container.id, container.pid)
         freezer = cgroups.freezer(groups)
         was_frozen = freezer is not None and freezer.is_frozen()
@@ -360,7 +360,7 @@ class CriuEngine:
 # --- checks before anything is touched -----------------------------------------------------------------
 
 
-def _check_target(image_path: Path, words: str) -> bool:
+def check_target(image_path: Path, words: str) -> bool:
     """Whether the image directory must be made. Raises ImageExists, InvalidRequest."""
     if not image_path.is_absolute():
         raise InvalidRequest(f"{words}: the image path {image_path} is not absolute; give it in full")
