@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.criu import guardian
-from engines.criu.journal import Journal, read
+from engines.criu.journal import Journal
 from engines.criu.phases import Script, Stage
-from engines.criu.undo import Outcome, has_criu, lock, undo
+from engines.criu.undo import Outcome, has_criu, undo_own
 
 _GUARDIAN_GRACE_S = 5.0
 _ORPHAN_S = 0.5  # for the runtime to notice that CRIU died
@@ -47,10 +47,7 @@ class Guarded:
     def undo(self) -> Outcome:
         """Undo the call; the same outcome if asked again."""
         if self._outcome is None:
-            with lock(Path(self.journal.state)):
-                # The guardian undoes a call that is stuck past its deadline; then there is nothing left here.
-                self._outcome = undo(read(Path(self.journal.state)) or self.journal)
-                self.journal.remove()
+            self._outcome = undo_own(self.journal)
             if self.process:
                 self.process.wait()
         return self._outcome
@@ -61,7 +58,7 @@ class Guarded:
         self._guardian = subprocess.Popen(
             [
                 *(sys.executable, "-IS", guardian.__file__, self.journal.state),
-                str(self._timeout_s + _GUARDIAN_GRACE_S),
+                *(str(self._timeout_s + _GUARDIAN_GRACE_S), self.journal.token),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -75,7 +72,7 @@ class Guarded:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             self.undo()
-        self.journal.remove()
+        self.journal.settle()
         if self._guardian and self._guardian.stdin:
             with contextlib.suppress(OSError):
                 self._guardian.stdin.write(b"done")

@@ -23,7 +23,7 @@ _VFORK_WAITS = frozenset({"kernel_clone", "wait_for_vfork_done", "_do_fork", "do
 def _mounts() -> dict[str, tuple[str, str]]:
     """Controller to (mount point, root of the mount within the hierarchy)."""
     found: dict[str, tuple[str, str]] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         row = before.split()

@@ -1,8 +1,9 @@
-"""Undoes a call when the process that makes it dies. Run as a program: guardian.py STATE DEADLINE_S.
+"""Undoes a call when the process that makes it dies. Run as a program: guardian.py STATE DEADLINE_S TOKEN.
 
 Standard input is a pipe from the engine. `done` on it: nothing to do. End of file without that: the engine
-died. Silence past the deadline (seconds from now): the engine is stuck. It runs in a session of its own and
-holds nothing of its parent's, so that callers which wait for the end of a pipe do not wait for it.
+died. Silence past the deadline (seconds from now): the engine is stuck. TOKEN names the call in its journal:
+a later call is not for this guardian to undo, however late it is. It runs in a session of its own and holds
+nothing of its parent's, so that callers which wait for the end of a pipe do not wait for it.
 """
 
 import os
@@ -12,8 +13,8 @@ import sys
 
 def main() -> int:
     """Watch, and undo if need be. Imports the undo only when there is something to undo."""
-    state, deadline_s = sys.argv[1], float(sys.argv[2])
-    ready, _, _ = select.select([0], [], [], deadline_s)
+    state, deadline_s, token = sys.argv[1:]
+    ready, _, _ = select.select([0], [], [], float(deadline_s))
     if ready and os.read(0, 16) == b"done":
         return 0
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
@@ -21,7 +22,7 @@ def main() -> int:
 
     from engines.criu.undo import undo_pending
 
-    outcome = undo_pending(Path(state))
+    outcome = undo_pending(Path(state), token)
     if outcome:
         with Path(state, "undo.log").open("a") as log:
             log.write(f"{outcome}\n")

@@ -7,9 +7,12 @@ container's state directory and is gone when nothing is left to undo. Standard l
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import re
 import time
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -18,6 +21,7 @@ NAME = "criu-call.json"
 LOCK = "criu-undo.lock"
 CONFIG = "criu.conf"
 WORK = "work"
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(kw_only=True)
@@ -27,10 +31,12 @@ class Journal:
     operation: "checkpoint", "pre-dump" or "restore".
     state: the container's state directory; it also names the processes of the call, whose CRIU_CONFIG_FILE
         points into it.
+    token: tells this call from a later one for the same container, whose journal has the same place.
     began: when, seconds since the epoch.
     image_made: the image directory did not exist before.
     init, init_start: the container's first process and its start time (clock ticks), 0 at a restore.
-    groups: the container's cgroups; at a restore known once CRIU is in them.
+    groups: the container's cgroups; at a restore known once CRIU is in them, without those that CRIU was
+        started in.
     new_groups: cgroup directories that a restore will make.
     was_frozen: by somebody else, before.
     committed: the source was allowed to die, so that the image must be kept; tasks: who was alive then;
@@ -48,6 +54,7 @@ class Journal:
     state: str
     search_path: str
     image: str
+    token: str = field(default_factory=lambda: os.urandom(8).hex())
     began: float = field(default_factory=time.time)
     image_made: bool = False
     init: int = 0
@@ -83,10 +90,43 @@ class Journal:
         draft.write_text(json.dumps(asdict(self)))
         draft.rename(self.path)
 
+    def stands(self) -> bool:
+        """Whether the call still counts: not undone by somebody else, nor followed by a later one.
+
+        The caller holds `lock` for as long as it acts on the answer.
+        """
+        try:
+            found = read(Path(self.state))
+        except ValueError:
+            return False
+        return found is not None and found.token == self.token
+
+    def update(self) -> bool:
+        """Write again, if the call still counts; whether it does."""
+        with contextlib.suppress(FileNotFoundError), lock(Path(self.state)):
+            if self.stands():
+                self.write()
+                return True
+        return False
+
+    def settle(self) -> None:
+        """The call has ended well: there is nothing to undo."""
+        with contextlib.suppress(FileNotFoundError), lock(Path(self.state)):
+            if self.stands():
+                self.remove()
+
     def remove(self) -> None:
-        """Nothing is left to undo."""
+        """Nothing is left to undo. The caller holds `lock`, and it is this call's."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+
+
+@contextlib.contextmanager
+def lock(state_path: Path) -> Generator[None]:
+    """Hold the right to undo for a container: engine, guardian and later calls take turns."""
+    with (state_path / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read(state_path: Path) -> Journal | None:
@@ -119,8 +159,9 @@ def alive(pid: int, started: int) -> bool:
 def mount_points(*prefixes: str) -> list[str]:
     """Mount points under one of the directories (the directories themselves included)."""
     found: list[str] = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split(" ", 5)[4].encode().decode("unicode_escape")
+    for line in os.fsdecode(MOUNTS.read_bytes()).split("\n")[:-1]:
+        # The kernel writes blanks and backslashes in octal, everything else as it is.
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ", 5)[4])
         if any(point == prefix or point.startswith(f"{prefix}/") for prefix in prefixes if prefix):
             found.append(point)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from engines.api import CheckpointRequest, PhaseInfo, RestoreRequest
+from engines.api import CheckpointRequest, EngineTimeout, PhaseInfo, RestoreRequest
 from engines.criu import calls, cgroups, wire
 from engines.criu.journal import Journal
 from engines.criu.network import raise_loopback
@@ -100,18 +100,11 @@ class DumpStages:
             self._journal.release_network = self._request.release_network
             self._journal.tasks = cgroups.tasks(self._journal.groups)
             self._journal.committed = True
-            self._journal.write()
+            _note(self._journal)
 
 
 class RestoreStages:
     """Answers CRIU at the stages of a restore."""
-
-    def criu_ended(self) -> bool:
-        """CRIU is gone; whether it went well. If it was killed, it left held tasks running: freeze them."""
-        freezer = cgroups.freezer(cgroups.strictly_own(self._journal.groups))
-        if self._request.held and freezer:
-            freezer.freeze(timeout_s=_FREEZE_S)
-        return calls.went_well(self._journal.work_path / "restore.log")
 
     def __init__(self, request: RestoreRequest, journal: Journal) -> None:
         self._request = request
@@ -120,8 +113,10 @@ class RestoreStages:
     def stage(self, stage: Stage) -> None:
         """CRIU waits at a stage. At `pre-restore` it has no child yet but is in the container's cgroups."""
         if stage.action == "pre-restore":
-            self._journal.groups = cgroups.of_process(stage.script_pid)
-            self._journal.write()
+            # Whoever undoes this may be in other cgroups than we are: what is ours too is left out now. runc
+            # joins no hierarchy that it does not know, and there CRIU is in our own.
+            self._journal.groups = cgroups.strictly_own(cgroups.of_process(stage.script_pid))
+            _note(self._journal)
         elif stage.action == "setup-namespaces" and not self._journal.netns:
             theirs = Path(f"/proc/{stage.init_pid}/ns/net")
             if theirs.readlink() != Path("/proc/self/ns/net").readlink():
@@ -132,6 +127,22 @@ class RestoreStages:
                 pid=stage.init_pid, netns_path=netns, lock_table=wire.lock_table(self._request.image_path)
             )
             self._request.on_phase("restored", info)
+
+    def criu_ended(self) -> bool:
+        """CRIU is gone; whether it went well. If it was killed, it left held tasks running: freeze them."""
+        freezer = cgroups.freezer(cgroups.strictly_own(self._journal.groups))
+        if self._request.held and freezer:
+            freezer.freeze(timeout_s=_FREEZE_S)
+        return calls.went_well(self._journal.work_path / "restore.log")
+
+
+def _note(journal: Journal) -> None:
+    """Write down what was learnt. Raises EngineTimeout if the guardian has undone the call meanwhile."""
+    if not journal.update():
+        raise EngineTimeout(
+            f"could not {journal.operation} container '{journal.container_id}': the deadline passed long "
+            "ago, and the call was undone; give it more time"
+        )
 
 
 def sizes_of(image_path: Path) -> dict[str, int]:

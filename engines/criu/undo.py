@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from engines.criu import cgroups, repair
-from engines.criu.journal import LOCK, Journal, alive, mount_points, read
+from engines.criu.journal import Journal, alive, lock, mount_points, read
 from engines.criu.wire import lock_table, table_of_run
 
 _FREEZE_S = 0.5
@@ -50,21 +48,16 @@ class Outcome:
     problems: list[str] = field(default_factory=list[str])
 
 
-@contextlib.contextmanager
-def lock(state_path: Path) -> Generator[None]:
-    """Hold the right to undo for a container: engine, guardian and later calls take turns."""
-    with (state_path / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def undo_pending(state_path: Path, token: str = "") -> Outcome | None:
+    """Undo the call whose journal stands in a state directory; None if there is none.
 
-
-def undo_pending(state_path: Path) -> Outcome | None:
-    """Undo the call whose journal stands in a state directory; None if there is none."""
+    token: undo only the call that has it.
+    """
     if not state_path.is_dir():
         return None
     with lock(state_path):
         journal = read(state_path)
-        if journal is None:
+        if journal is None or token not in ("", journal.token):
             return None
         outcome = undo(journal)
         journal.remove()
@@ -76,6 +69,23 @@ def undo(journal: Journal) -> Outcome:
     if journal.operation == "restore":
         return _undo_restore(journal)
     return _undo_dump(journal)
+
+
+def undo_own(journal: Journal) -> Outcome:
+    """Undo a call of this process. If its guardian or a later call has done so, only say what came of it."""
+    with lock(Path(journal.state)):
+        if journal.stands():
+            outcome = undo(journal)
+            journal.remove()
+            return outcome
+    state = _state(journal)
+    return Outcome(state=state, completed=journal.committed and state == "stopped")
+
+
+def _state(journal: Journal) -> State:
+    if alive(journal.init, journal.init_start) and not _doomed(journal.init):
+        return "paused" if journal.was_frozen else "running"
+    return "stopped"
 
 
 # --- processes -----------------------------------------------------------------------------------------
@@ -144,8 +154,13 @@ def end_call(journal: Journal, *, grace_s: float) -> bool:
     The runtime is killed at once, CRIU only after a grace: without its runtime, or with a stage refused, it
     undoes a dump itself, and only CRIU can give a task back the registers that it has just borrowed. It is
     killed with the container frozen, so that no task meets a socket in repair mode.
+
+    The tasks of a restore are killed with it: the cgroup that CRIU shares with them may be frozen, must be
+    thawed for CRIU to die, and no task may run then.
     """
-    freezer = cgroups.freezer(journal.groups) if journal.operation != "restore" else None
+    restore = journal.operation == "restore"
+    freezer = None if restore else cgroups.freezer(journal.groups)
+    own = cgroups.strictly_own(journal.groups) if restore else {}
     started = time.monotonic()
     while pids := call_processes(journal):
         passed_s = time.monotonic() - started
@@ -156,6 +171,7 @@ def end_call(journal: Journal, *, grace_s: float) -> bool:
             if passed_s >= grace_s or not _is_criu(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        _kill_tasks(own)
         if passed_s > grace_s + _GONE_S:
             return False
         time.sleep(0.005)
@@ -178,18 +194,24 @@ def _doomed(pid: int) -> bool:
     return rows["State"][0] in "ZX" or bool(pending & 1 << (signal.SIGKILL - 1))
 
 
+def _kill_tasks(own: cgroups.Groups) -> bool:
+    """Send SIGKILL to every task of these cgroups; whether there was one."""
+    pids = cgroups.tasks(own)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    # On v1 a frozen task dies only when it is thawed; the signal is there first, so nothing runs.
+    freezer = cgroups.freezer(own)
+    if pids and freezer:
+        freezer.thaw()
+    return bool(pids)
+
+
 def _end_tasks(groups: cgroups.Groups) -> bool:
     """Kill every task of a container's own cgroups; False if one would not go."""
     own = cgroups.strictly_own(groups)
-    freezer = cgroups.freezer(own)
     deadline = time.monotonic() + _GONE_S
-    while pids := cgroups.tasks(own):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        # On v1 a frozen task dies only when it is thawed; the signal is there first, so nothing runs.
-        if freezer:
-            freezer.thaw()
+    while _kill_tasks(own):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.002)
@@ -215,7 +237,9 @@ def _undo_dump(journal: Journal) -> Outcome:
         outcome.completed = True
         return outcome
     # By its path where it has one: the container may die of what CRIU's death did to it, its pod lives on.
-    _unlock(journal, journal.netns or f"/proc/{journal.init}/ns/net", outcome)
+    # A namespace without a path dies with it, and what has its pid then is another's.
+    if journal.netns or alive(journal.init, journal.init_start):
+        _unlock(journal, journal.netns or f"/proc/{journal.init}/ns/net", outcome)
     for pid in cgroups.tasks(journal.groups):
         repair.end_repair(pid)
     _remove_link_remaps(journal)
@@ -223,8 +247,7 @@ def _undo_dump(journal: Journal) -> Outcome:
         freezer.thaw()
     remove_partial(Path(journal.image), made=journal.image_made)
     _remove_yards(journal, "dump.log")
-    if alive(journal.init, journal.init_start) and not _doomed(journal.init):
-        outcome.state = "paused" if journal.was_frozen else "running"
+    outcome.state = _state(journal)
     return outcome
 
 
@@ -253,15 +276,22 @@ def remove_partial(image_path: Path, *, made: bool) -> None:
 
 def _remove_link_remaps(journal: Journal) -> None:
     """Remove the names that CRIU gave to unlinked files of the container, as its log tells them."""
-    for name in set(re.findall(r"(/?[^\s'\"`]*link_remap\.\d+)", _tail(journal.work_path / "dump.log"))):
-        with contextlib.suppress(OSError):
-            _unlink_inside(f"/proc/{journal.init}/root", name)
+    names = set(re.findall(r"(/?[^\s'\"`]*link_remap\.\d+)", _tail(journal.work_path / "dump.log")))
+    with contextlib.suppress(OSError):
+        root = os.open(f"/proc/{journal.init}/root", os.O_PATH | os.O_DIRECTORY)
+        try:
+            # Asked after the opening: the pid may be another's by now, and this is another's root.
+            for name in names if alive(journal.init, journal.init_start) else ():
+                with contextlib.suppress(OSError):
+                    _unlink_inside(root, name)
+        finally:
+            os.close(root)
 
 
-def _unlink_inside(root: str, name: str) -> None:
+def _unlink_inside(root: int, name: str) -> None:
     """Unlink a file under a container's root without following any link of the container's."""
     *parents, last = [part for part in name.split("/") if part not in ("", ".", "..")]
-    directory = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    directory = os.open(".", os.O_PATH | os.O_DIRECTORY, dir_fd=root)
     try:
         for part in parents:
             below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
@@ -285,7 +315,7 @@ def _undo_restore(journal: Journal) -> Outcome:
     state = str(Path(journal.root, journal.container_id))
     for point in sorted(mount_points(state, journal.rootfs), key=len, reverse=True):
         if point not in journal.mounts:
-            _libc.umount2(point.encode(), _MNT_DETACH)
+            _libc.umount2(os.fsencode(point), _MNT_DETACH)
     if mount_points(state):
         outcome.problems.append(f"{state} is still mounted")
     else:
@@ -349,17 +379,21 @@ def _delete_table(journal: Journal, netns: str, name: str, outcome: Outcome) -> 
 def _remove_yards(journal: Journal, log_name: str) -> None:
     """Remove CRIU's temporary directories: those that its log tells, and what its start-up checks left.
 
-    The latter are in no log. They are empty, younger than the call, and nobody's while no CRIU runs.
+    The latter are in no log. They are empty, made during the call, and nobody's while no CRIU runs.
     """
-    names = set(re.findall(_YARD, _head(journal.work_path / log_name)))
-    if not any(_comm(name) == "criu" for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
-        young = [path for path in Path(_TEMPORARY).glob(".criu.*") if path.lstat().st_mtime >= journal.began]
-        names.update(map(str, young))
-    for name in names:
+    for name in set(re.findall(_YARD, _head(journal.work_path / log_name))):
         for point in sorted(mount_points(name), key=len, reverse=True):
-            _libc.umount2(point.encode(), _MNT_DETACH)
+            _libc.umount2(os.fsencode(point), _MNT_DETACH)
         with contextlib.suppress(OSError):
             Path(name).rmdir()
+    # A CRIU that starts after we have looked makes younger ones.
+    looked = time.time()
+    if any(_comm(name) == "criu" for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
+        return
+    for path in Path(_TEMPORARY).glob(".criu.*"):
+        with contextlib.suppress(OSError):
+            if journal.began <= path.lstat().st_mtime <= looked:
+                path.rmdir()
 
 
 def _head(path: Path) -> str:

@@ -174,9 +174,18 @@ def test_a_failed_restore_says_why_and_starts_nothing(
     assert container.log() == []
 
 
+def crowd(pod: Pod, daemon: Containerd, size: int) -> None:
+    """Take so many pids of a shared pid namespace, one after the other: the shell forks nothing else."""
+    script = f"n=0; while [ $n -lt {size} ]; do sleep 3600 & n=$((n + 1)); done; echo ready 1; wait"
+    container = pod.run("crowd", ["/bin/sh", "-c", script], image=daemon.image("busybox"))
+    container.until_number(1, word="ready")
+
+
 def test_a_cold_start_follows_when_criu_itself_fails(cri: Cri, daemon: Containerd, torpor: Torpor) -> None:
     """In a shared pid namespace the old pids may be taken: nothing but the attempt tells."""
     pod = cri.pod("source", shared_pid=True)
+    # So the pid lies in the middle of the other pod's crowd: at its edge the runtime's own threads leave gaps.
+    crowd(pod, daemon, 30)
     container = pod.run("main", SERVICE, image=daemon.image("python"))
     container.until_number(1, word="ready")
     container.exec("sh", "-c", "echo old >/data/marker")
@@ -185,8 +194,7 @@ def test_a_cold_start_follows_when_criu_itself_fails(cri: Cri, daemon: Container
     torpor.import_archive(archive, "taken", namespace="default")
 
     new = cri.pod("new", shared_pid=True, annotations={FROM: "taken", ON_FAILURE: "cold-start"})
-    crowd = "for n in $(seq 60); do sleep 3600 & done; echo ready 1; wait"
-    new.run("crowd", ["/bin/sh", "-c", crowd], image=daemon.image("busybox")).until_number(1, word="ready")
+    crowd(new, daemon, 120)
     target = new.run("main", SERVICE, image=daemon.image("python"))
     target.until_number(1, word="ready")
     (failed,) = [line for line in torpor.audit() if line.get("container") == target.id]

@@ -28,7 +28,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.criu import wire
+from engines.criu import cgroups, wire
 from tests.support.containers import (
     PREFIX,
     PYTHON,
@@ -501,3 +501,33 @@ def test_the_lock_of_a_stopped_container_goes_or_stays_as_asked(place: CriuLab, 
         )
     )
     assert network.tables() == ([] if release else [wire.lock_table(image)])
+
+
+def test_a_frozen_cgroup_does_not_keep_an_undo_waiting(place: CriuLab) -> None:
+    """CRIU is in the container's own cgroup, and on cgroup v1 what is frozen does not die."""
+    source = place.start()
+    image = dump(place, source)
+    target = place.prepare()
+
+    def freeze(phase: str, info: PhaseInfo) -> None:
+        assert phase == "restored"
+        freezer = cgroups.freezer(cgroups.of_process(info.pid))
+        assert freezer
+        assert freezer.freeze(timeout_s=5)
+        until(lambda: time.monotonic() > deadline, what="the deadline passes")
+
+    deadline = time.monotonic() + 3
+    with pytest.raises(EngineTimeout) as late:
+        place.restore(
+            place.engine(target),
+            RestoreRequest(
+                container_id=target,
+                bundle_path=place.bundle(target),
+                image_path=image,
+                timeout_s=deadline - time.monotonic(),
+                held=True,
+                on_phase=freeze,
+            ),
+        )
+    assert "could not undo" not in str(late.value)
+    assert not place.residue(target)

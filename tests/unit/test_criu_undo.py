@@ -1,0 +1,150 @@
+"""What an undo touches, and what it leaves alone: other calls, other processes, other cgroups."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines.api import EngineTimeout, RestoreRequest
+from engines.criu import cgroups, guardian, journal, undo
+from engines.criu.calls import Guarded
+from engines.criu.journal import Journal, start_time
+from engines.criu.phases import Stage
+from engines.criu.stages import RestoreStages
+
+
+def a_call(state: Path, **more: object) -> Journal:
+    fields: dict[str, object] = {
+        "operation": "checkpoint",
+        "container_id": "c",
+        "runtime": "/nonexistent",
+        "runtime_args": [],
+        "root": str(state / "root"),
+        "state": str(state),
+        "search_path": str(state / "bin"),
+        "image": str(state / "image"),
+    }
+    written = Journal(**(fields | more))  # pyright: ignore[reportArgumentType]
+    written.work_path.mkdir(exist_ok=True)
+    return written
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> Journal:
+    """The journal of a call that runs, with an image half written."""
+    found = a_call(tmp_path)
+    found.write()
+    Path(found.image).mkdir()
+    Path(found.image, "pages-1.img").touch()
+    return found
+
+
+def untouched(later: Journal) -> bool:
+    return later.stands() and Path(later.image, "pages-1.img").exists()
+
+
+def test_a_late_guardian_leaves_a_later_call_alone(later: Journal) -> None:
+    argv = [sys.executable, "-IS", guardian.__file__, later.state, "60"]
+    subprocess.run([*argv, "earlier"], stdin=subprocess.DEVNULL, check=True)
+    assert untouched(later)
+    subprocess.run([*argv, later.token], stdin=subprocess.DEVNULL, check=True)
+    assert not later.stands()
+    assert not Path(later.image, "pages-1.img").exists()
+
+
+def test_a_call_that_was_undone_leaves_a_later_one_alone(later: Journal) -> None:
+    earlier = a_call(Path(later.state), init=os.getpid(), init_start=start_time(os.getpid()))
+    with pytest.raises(ZeroDivisionError), Guarded(earlier, 60) as guarded:
+        later.write()
+        assert guarded.undo().state == "running"
+        assert not earlier.update()
+        raise ZeroDivisionError
+    assert untouched(later)
+    with Guarded(a_call(Path(later.state)), 60):
+        later.write()
+    assert untouched(later), "one that went well neither"
+
+
+def test_a_stage_of_a_call_that_was_undone_fails(later: Journal) -> None:
+    request = RestoreRequest(
+        container_id="c", bundle_path=Path("/b"), image_path=Path(later.image), timeout_s=1
+    )
+    stages = RestoreStages(request, a_call(Path(later.state), operation="restore"))
+    with pytest.raises(EngineTimeout, match="undone"):
+        stages.stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
+    assert untouched(later)
+
+
+def test_groups_that_were_ours_at_the_restore_are_never_the_container_s(tmp_path: Path) -> None:
+    """Whoever undoes it may be in others, and would take ours for the container's."""
+    found = a_call(tmp_path, operation="restore")
+    found.write()
+    request = RestoreRequest(container_id="c", bundle_path=Path("/b"), image_path=tmp_path, timeout_s=1)
+    RestoreStages(request, found).stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
+    assert cgroups.of_process("self")
+    assert found.groups == {}
+
+
+def test_a_reused_pid_is_not_the_container(tmp_path: Path) -> None:
+    """Neither its files nor its network namespace are touched."""
+    remap = tmp_path / "link_remap.1"
+    remap.touch()
+    entered = tmp_path / "entered"
+    nsenter = tmp_path / "bin" / "nsenter"
+    nsenter.parent.mkdir()
+    nsenter.write_text(f"#!/bin/sh\n: >{entered}\n")
+    nsenter.chmod(0o755)
+    ours = start_time(os.getpid())
+    for init_start, touched in ((ours + 1, False), (ours, True)):
+        found = a_call(tmp_path, init=os.getpid(), init_start=init_start)
+        (found.work_path / "dump.log").write_text(
+            f"CRIU run id = 01234567-89ab-cdef-0123-456789abcdef\nCreated {remap}\n"
+        )
+        undo.undo(found)
+        assert remap.exists() != touched
+        assert entered.exists() == touched
+
+
+def test_start_up_leftovers_may_vanish_meanwhile(
+    tmp_path: Path, later: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yards = tmp_path / "tmp"
+    yards.mkdir()
+    monkeypatch.setattr(undo, "_TEMPORARY", str(yards))
+    (yards / ".criu.a").mkdir()
+    (yards / ".criu.b").mkdir()
+    old = yards / ".criu.old"
+    old.mkdir()
+    os.utime(old, (1, 1))
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path.name == ".criu.a":
+            raise FileNotFoundError
+        return real(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    undo.undo(later)
+    assert not (yards / ".criu.b").exists() or criu_runs()
+    assert old.exists()
+
+
+def criu_runs() -> bool:
+    return any(path.read_text() == "criu\n" for path in Path("/proc").glob("[0-9]*/comm") if path.exists())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "mit Umlaut ü", "tab\tand\nline", "back\\slash", b"\xff".decode("utf-8", "surrogateescape")],
+)
+def test_a_mount_point_is_read_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", f"/mnt/{name}")
+    table = tmp_path / "mountinfo"
+    table.write_bytes(os.fsencode(f"36 35 0:33 / {escaped} rw - tmpfs tmpfs rw\n"))
+    monkeypatch.setattr(journal, "MOUNTS", table)
+    assert journal.mount_points("/mnt") == [f"/mnt/{name}"]
