@@ -184,7 +184,7 @@ def crowd(pod: Pod, daemon: Containerd, size: int) -> None:
 def test_a_cold_start_follows_when_criu_itself_fails(cri: Cri, daemon: Containerd, torpor: Torpor) -> None:
     """In a shared pid namespace the old pids may be taken: nothing but the attempt tells."""
     pod = cri.pod("source", shared_pid=True)
-    # So the pid lies in the middle of the other pod's crowd: at its edge the runtime's own threads leave gaps.
+    # Its pid then lies in the midst of the other pod's crowd; at the edge the runtime's threads leave gaps.
     crowd(pod, daemon, 30)
     container = pod.run("main", SERVICE, image=daemon.image("python"))
     container.until_number(1, word="ready")
