@@ -1,0 +1,1 @@
+"""The CRIU+CUDA engine: GPU memory first into host memory, then CRIU."""

@@ -1,0 +1,119 @@
+"""Which processes of a container hold a GPU, and whether they can be put to sleep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.api import GpuNeed
+from engines.cuda.devices import Gpu, Node
+from engines.cuda.driver import State
+from engines.cuda.records import Holder
+
+DEVICE_PREFIX = "/dev/nvidia"
+
+
+class Refused(Exception):
+    """A known limit of GPU checkpoints; in words, with what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process that holds a GPU. pid: on the host; start: its start time (clock ticks)."""
+
+    pid: int
+    start: int
+    inner: tuple[int, ...]
+    comm: str
+    state: State
+    gpus: dict[str, int]
+
+    def holder(self) -> Holder:
+        """What is recorded of it."""
+        return Holder(inner=self.inner, comm=self.comm, gpus=self.gpus)
+
+    def words(self) -> str:
+        """For messages."""
+        return f"process {self.pid} ('{self.comm}')"
+
+
+def inner_pids(pid: int) -> tuple[int, ...]:
+    """A process's ids in its pid namespaces below the host's; its own if it has none. Empty: it is gone."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/status").read_text()
+        pids = tuple(int(word) for word in text.partition("\nNSpid:")[2].partition("\n")[0].split())
+        return pids[1:] or pids
+    return ()
+
+
+def comm(pid: int) -> str:
+    """A process's name, empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def open_devices(pid: int) -> list[str]:
+    """GPU device files that a process has open or mapped."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(str(Path(entry.path).readlink()))
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            found.add(line.partition("/dev/")[1] + line.partition("/dev/")[2])
+    return sorted(path for path in found if path.startswith(DEVICE_PREFIX))
+
+
+def check(processes: Sequence[Process], node: Node, unknown: Iterable[int]) -> None:
+    """Refuse what is known not to work, before anything is touched.
+
+    unknown: processes with a GPU device open that the driver does not know. Raises Refused.
+    """
+    if len({process.state == "checkpointed" for process in processes}) > 1:
+        raise Refused(
+            "some of its processes are suspended while others use a GPU; `torpor gpu resume` it first"
+        )
+    for process in processes:
+        for gpu in node.gpus:
+            if gpu.mig and process.pid in gpu.used:
+                raise Refused(
+                    f"{process.words()} uses GPU {gpu.uuid}, which is split (MIG), and the driver cannot "
+                    "checkpoint that; run it on a whole GPU"
+                )
+            if process.pid in gpu.mps:
+                raise Refused(
+                    f"{process.words()} uses GPU {gpu.uuid} through MPS, which the driver cannot checkpoint; "
+                    "run it without MPS"
+                )
+        if process.state == "failed":
+            raise Refused(f"the driver gave {process.words()} up at an earlier checkpoint; restart it")
+        if process.state not in ("running", "checkpointed"):
+            raise Refused(
+                f"somebody else is checkpointing {process.words()} (it is {process.state}); wait for them"
+            )
+    for pid in unknown:
+        raise Refused(
+            f"process {pid} ('{comm(pid)}') has {', '.join(open_devices(pid))} open but does not use CUDA, "
+            "and only CUDA can be checkpointed; stop what uses the GPU for graphics or video"
+        )
+
+
+def needs(processes: Iterable[Process], given: Iterable[Gpu], node: Node) -> tuple[GpuNeed, ...]:
+    """The GPUs that processes see, in the node's order: those that they use, and those the container has."""
+    used: dict[str, int] = {}
+    for process in processes:
+        for uuid, size in process.gpus.items():
+            used[uuid] = used.get(uuid, 0) + size
+    if not used:
+        return ()
+    seen = {*used, *(gpu.uuid for gpu in given)}
+    return tuple(
+        GpuNeed(uuid=gpu.uuid, model=gpu.model, memory_bytes=used.get(gpu.uuid, 0), driver=node.driver)
+        for gpu in node.gpus
+        if gpu.uuid in seen
+    )
