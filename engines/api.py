@@ -144,7 +144,10 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStats:
-    """What a dump cost. Times in seconds, sizes in bytes; 0 where the engine does not tell."""
+    """What a dump cost. Times in seconds, sizes in bytes; 0 where the engine does not tell.
+
+    warnings: what did not go away with the source, in sentences for people; the image is good all the same.
+    """
 
     frozen_s: float
     total_s: float
@@ -156,6 +159,7 @@ class DumpStats:
     pages_scanned: int = 0
     pages_written: int = 0
     gpu_s: float = 0.0  # until the GPUs' memory was in host memory; not in frozen_s
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,6 +200,9 @@ _NOISE = re.compile(
     r"RLIMIT_NOFILE|Dumping FAILED|Restoring FAILED|Could not process rule: File exists|cgroupd: recv req"
     r"|Pre-dumping FAILED|killed by signal 9: Killed|Failed to wait inprogress|cr-restore.*failed"
 )
+# What CRIU meets when it gives up, after or even before it names the cause.
+_GIVES_UP = re.compile(r"Unable to detach")
+_CAUSE = re.compile(r"Unseizable non-zombie")
 _ADVICE = (
     (r"io_uring", "start the container with its io_uring calls answered by ENOSYS, then try again"),
     (r"No space left", "free space, or give the image another place"),
@@ -209,14 +212,14 @@ _ADVICE = (
     (r"execvp\(|not found in \$?PATH", "install the named program where the runtime finds it"),
     (r"has bad (size|mode|build-ID)", "restore over the files the container had at the dump"),
     (r"mapping for|mountpoint", "give the new container the mounts of the old one, at the same places"),
-    (r"ptrace|attach|seize", "look for a debugger, or for a process that does not stop, in the container"),
+    (r"ptrace|attach|[Ss]eiz", "look for a debugger, or for a process that does not stop, in the container"),
 )  # fmt: skip
 
 
 def criu_error(log_path: Path) -> str:
     """What CRIU's log says went wrong, without place and time; empty if it says nothing.
 
-    The first error is the cause, the last what it led to.
+    The first error is the cause, unless a later one names it better; the last is what it led to.
     """
     found: list[str] = []
     with contextlib.suppress(OSError), log_path.open(errors="replace") as log:
@@ -224,9 +227,11 @@ def criu_error(log_path: Path) -> str:
             at = line.find("Error (")
             if at >= 0 and not _NOISE.search(line):
                 found.append(line[at:].partition("): ")[2].strip() or line[at:].strip())
+    found = [line for line in found if not _GIVES_UP.search(line)] or found
     if not found:
         return ""
-    return found[0] if found[-1] == found[0] else f"{found[0]} (then: {found[-1]})"
+    first = next((line for line in found if _CAUSE.search(line)), found[0])
+    return first if found[-1] == first else f"{first} (then: {found[-1]})"
 
 
 def went_well(log_path: Path) -> bool:

@@ -145,15 +145,20 @@ class CriuEngine:
             else:
                 if freezer and not was_frozen:
                     freezer.thaw()
-                release_network(journal, Outcome(state="stopped"))
+                outcome = Outcome(state="running" if request.leave_running else "stopped")
+                release_network(journal, outcome)
             # Our freeze is around CRIU's, which its statistics tell.
             frozen_s = time.monotonic() - phases.frozen_since if phases.frozen_since else 0.0
             stats = wire.dump_numbers(self._work_path)
             calls.cap(self._work_path / "dump.log", limit_bytes=_LOG_BYTES)
+        # The image is there, whatever else is left of the source.
+        warnings = tuple(f"container '{container.id}' was dumped, but {p}" for p in outcome.problems)
         sizes = phases.sizes or sizes_of(request.image_path)
         total_s = time.monotonic() - started
         if stats is None:
-            return DumpStats(frozen_s=frozen_s, total_s=total_s, image_bytes=sum(sizes.values()))
+            return DumpStats(
+                frozen_s=frozen_s, total_s=total_s, image_bytes=sum(sizes.values()), warnings=warnings
+            )
         return DumpStats(
             frozen_s=frozen_s or stats.frozen_s,
             total_s=total_s,
@@ -164,6 +169,7 @@ class CriuEngine:
             memwrite_s=stats.memwrite_s,
             pages_scanned=stats.pages_scanned,
             pages_written=stats.pages_written,
+            warnings=warnings,
         )
 
     def _raise_dump(self, words: str, ended: calls.Ended, outcome: Outcome) -> None:

@@ -259,7 +259,12 @@ def _unlock(journal: Journal, netns: str, outcome: Outcome) -> None:
 def release_network(journal: Journal, outcome: Outcome) -> None:
     """Remove the lock that a dump left in a namespace that outlives its container, if that was asked for."""
     if journal.release_network and journal.netns:
-        _unlock(journal, journal.netns, outcome)
+        here = Outcome(state=outcome.state)
+        _unlock(journal, journal.netns, here)
+        outcome.problems += [
+            f"the network of {journal.netns} may still be locked ({problem}); delete CRIU's table in it"
+            for problem in dict.fromkeys(here.problems)
+        ]
 
 
 def remove_partial(image_path: Path, *, made: bool) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from engines.api import (
     RestoreRequest,
 )
 from engines.criu import cgroups, wire
+from engines.criu.engine import CriuEngine
 from tests.support.containers import (
     PREFIX,
     PYTHON,
@@ -39,6 +41,7 @@ from tests.support.containers import (
     live,
     processes_with,
     status,
+    tool,
     until,
 )
 from tests.support.criu import CriuLab
@@ -236,7 +239,7 @@ def test_job_control_notices_no_stop(place: CriuLab) -> None:
 def test_a_task_in_sigstop_is_refused_and_the_container_runs_on(place: CriuLab) -> None:
     source = place.start(args=["python", "-IS", "-u", "/workloads/job_control.py", "--stopped"])
     until(lambda: place.progress(source) > 5)
-    with pytest.raises(DumpFailed, match=r"stopped by a signal.*SIGCONT") as failure:
+    with pytest.raises(NotSupported, match=r"stopped by a signal.*SIGCONT") as failure:
         dump(place, source)
     assert failure.value.after == "running"
     before = place.progress(source)
@@ -501,6 +504,32 @@ def test_the_lock_of_a_stopped_container_goes_or_stays_as_asked(place: CriuLab, 
         )
     )
     assert network.tables() == ([] if release else [wire.lock_table(image)])
+
+
+def test_a_lock_that_stays_is_told(place: CriuLab, tmp_path: Path) -> None:
+    """Without nft nobody can unlock the network; the image is good, so the dump does not fail for that."""
+    network = place.network()
+    source = place.start(netns_path=network.pod_path, args=SERVER)
+    place.lab.client(network, 7000)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("criu", "runc", "tar", "gzip", "nsenter", "sh"):
+        (tools / name).symlink_to(tool(name))
+    engine = CriuEngine(replace(place.settings(source), search_path=str(tools)))
+    stats = engine.checkpoint(
+        CheckpointRequest(
+            container_id=source,
+            bundle_path=place.bundle(source),
+            image_path=place.image_root / "i",
+            timeout_s=60,
+            release_network=True,
+        )
+    )
+    assert network.tables()
+    (warning,) = stats.warnings
+    assert str(network.pod_path) in warning
+    assert "locked" in warning
+    assert "nft" in warning
 
 
 def test_a_frozen_cgroup_does_not_keep_an_undo_waiting(place: CriuLab) -> None:

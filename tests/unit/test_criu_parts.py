@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.api import EngineSettings, EngineUnavailable
-from engines.criu import cgroups, config, journal, wire
+from engines.criu import calls, cgroups, config, journal, wire
 from engines.registry import choose, create, names
 
 
@@ -70,6 +70,29 @@ def test_a_journal_survives_and_a_newer_one_is_refused(tmp_path: Path) -> None:
     written.remove()
     written.remove()
     assert journal.read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["Can't fork for 8: File exists", "Restoring FAILED."], "Can't fork for 8: File exists"),
+        (["one", "two", "three"], "one (then: three)"),
+        (
+            ["Unseizable non-zombie 7 found, state D, err -1/10", "Unable to detach from 7: No such process"],
+            "",
+        ),
+        (
+            ["Unable to detach from 7: No such process", "Unseizable non-zombie 7 found, state D, err -1/10"],
+            "",
+        ),
+        (["Unable to detach from 7: No such process"], "Unable to detach from 7: No such process"),
+    ],
+)
+def test_the_cause_is_told_rather_than_what_it_led_to(tmp_path: Path, lines: list[str], cause: str) -> None:
+    log = tmp_path / "dump.log"
+    log.write_text("".join(f"(00.01) Error (compel/src/lib/infect.c:263): {line}\n" for line in lines))
+    assert calls.criu_error(log) == (cause or "Unseizable non-zombie 7 found, state D, err -1/10")
+    assert "does not stop" in calls.advice("Unseizable non-zombie 7 found, state D, err -1/10")
 
 
 def test_our_own_cgroups_are_never_a_container_s() -> None:
