@@ -258,9 +258,9 @@ class SocketNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNeed:
-    """A GPU the container used, in the order of the node it slept on.
+    """A GPU that the container saw, in the order of the node it slept on.
 
-    memory_bytes: what the container held on it. driver: version of the driver, "570.86.15".
+    memory_bytes: what the container held on it, 0 if it did not use it. driver: version, "580.65.06".
     """
 
     uuid: str
@@ -398,6 +398,18 @@ class GpuEngine(CheckpointEngine, Protocol):
         ...
 
 
+@runtime_checkable
+class Judge(Protocol):
+    """What an engine may offer besides: what only it knows about an image and this node."""
+
+    def judge(self, image_path: Path, /) -> tuple[Finding, ...]:
+        """What would keep this node from restoring the image, before anything is touched. Raises ImageError.
+
+        Worth most for an engine without `held-restore`, whose restore happens only in `start`.
+        """
+        ...
+
+
 # --- errors --------------------------------------------------------------------------------------------
 
 
@@ -405,12 +417,16 @@ class EngineError(Exception):
     """A call of an engine failed.
 
     after: in what state the container is now. log_path: the engine's own log, None if there is none.
+    undone: nothing is left of the call; False if something would not go away, which the message names.
     The message has the form `could not <verb> <noun> 'id': <cause>; <what to do>`.
     """
 
-    def __init__(self, message: str, *, after: After = "unknown", log_path: Path | None = None) -> None:
+    def __init__(
+        self, message: str, *, after: After = "unknown", log_path: Path | None = None, undone: bool = True
+    ) -> None:
         super().__init__(message)
         self.after: After = after
+        self.undone = undone
         self.log_path = log_path
 
 

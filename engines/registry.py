@@ -17,6 +17,7 @@ GROUP = "torpor.engines"
 _BUILT_IN = {
     "criu": "engines.criu.engine:CriuEngine",
     "fake": "engines.fake:FakeEngine",
+    "gvisor": "engines.gvisor.engine:GvisorEngine",
 }
 # In this order when nothing else decides. The fake must be asked for by name.
 _CHOICE: tuple[str, ...] = ("criu",)

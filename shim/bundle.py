@@ -72,16 +72,24 @@ def namespace_path(spec: Mapping[str, Any], kind: str) -> Path | None:
 def ask_runtime(
     runtime_path: Path, runtime_args: Sequence[str], *verb: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a short verb of the real runtime and return what it printed; it does not raise for a failure."""
-    return subprocess.run(
-        [str(runtime_path), *runtime_args, *verb],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        check=False,
-        timeout=60,
-    )
+    """Run a short verb of the real runtime and return what it printed; its failure is in the return code.
+
+    Raises ShimError if it cannot be run, or does not end within 60 s.
+    """
+    try:
+        return subprocess.run(
+            [str(runtime_path), *runtime_args, *verb],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=False,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ShimError(
+            f"could not run `{runtime_path} {' '.join(verb)}`: {error}; run `torpor doctor`"
+        ) from None
 
 
 def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeState:
@@ -91,6 +99,8 @@ def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeSt
         cause = answer.stderr.strip().rpartition("\n")[2] or f"exit status {answer.returncode}"
         raise ShimError(f"could not find container '{container_id}' under {root}: {cause}")
     raw: Mapping[str, Any] = json.loads(answer.stdout)
+    if raw["id"] != container_id:  # runsc takes the beginning of an id for the id
+        raise ShimError(f"could not find container '{container_id}' under {root}: it does not exist")
     return RuntimeState(
         container_id=container_id,
         status=raw["status"],

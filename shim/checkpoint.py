@@ -7,11 +7,14 @@ image that is to stop its source is complete and on disk before the source may d
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Literal
 
@@ -26,10 +29,10 @@ from engines.api import (
     PhaseInfo,
 )
 from shim import annotations, bundle, log, state, timing
-from shim.config import Config
+from shim.config import Config, engine_settings
 from shim.errors import ShimError
 from shim.images import layout, rootfs
-from shim.images.documents import encode_needs
+from shim.images.documents import decode, encode, encode_needs
 from shim.images.host import read_host
 from shim.images.layout import Reference
 from shim.images.manifest import Manifest, Program, Rootfs, Use, build_manifest, source_of
@@ -37,6 +40,7 @@ from shim.images.seal import write_file
 from shim.images.spec import parse
 from shim.images.store import Image, Store
 from shim.timing import Stopwatch, Timings
+from shim.toolchain.find import find_tools
 from shim.version import VERSION
 
 WORK = "work"  # below a container's state directory: the engine's logs and statistics
@@ -87,7 +91,9 @@ def choose_engine(source: Source, config: Config, spec: bundle.Spec, named: str 
     Raises EngineUnavailable, AdmissionRefused.
     """
     wish = annotations.read(spec, foreign=False)
-    return registry.choose(source.settings, named or wish.engine or config.engine)
+    engine = registry.choose(source.settings, named or wish.engine or config.engine)
+    config.check_engine(engine.name, f"could not checkpoint container '{source.container_id}'")
+    return engine
 
 
 def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tuple[Manifest, Timings]:
@@ -103,6 +109,7 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
     spec = bundle.read_spec(source.bundle_path)
     with state.locked(source.directory, wait_s=5.0, create=True):
         try:
+            shutil.rmtree(source.directory / WORK, ignore_errors=True)  # of an earlier call
             engine = choose_engine(source, config, spec, wanted.engine)
             state.note_engine(source.directory, engine.name)
             if wanted.leave_running and "leave-running" not in engine.capabilities:
@@ -115,9 +122,9 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
             stats = job.run(config.checkpoint_timeout_s)
         except BaseException as error:
             log.keep(error, config.state_path, source.container_id)
+            _leave_logs(source.directory, wanted, failed=True)
             raise
-        finally:
-            _leave_logs(source.directory, wanted)
+        _leave_logs(source.directory, wanted, failed=False)
     timings = Timings(
         operation="checkpoint",
         container_id=source.container_id,
@@ -151,10 +158,16 @@ def into_store(
     image of the same name gives way. Raises EngineError, ShimError; then the container runs on and the store
     is as it was.
     """
+    settle(config, store)
     store.recover()
+    committed = False
 
     def commit(manifest: Manifest) -> None:
+        nonlocal committed
+        if stop:  # until the engine has ended it, the source may yet run on
+            write_file(staged / layout.PENDING, _pending(source))
         store.commit(staged, reference, manifest=manifest, replace=replace)
+        committed = True
 
     def tell(verdict: str, **more: str) -> None:
         name = str(reference)
@@ -180,26 +193,86 @@ def into_store(
         )
         try:
             _, timings = take(source, config, wanted, commit)
-        except Exception as error:
+        except BaseException as error:
+            if committed:
+                store.withdraw(staged, reference)
             tell(f"failed: {error}")
             raise
+        store.settled(reference)
         image = store.resolve(reference)
-        write_file(image.path / layout.TIMINGS, timing.encode(timings))
-        for name in (layout.DUMP_LOG, layout.STATS_DUMP):
-            write_file(image.path / name, (Path(logs) / name).read_bytes())
+        with contextlib.suppress(OSError):  # the image is whole without them
+            write_file(image.path / layout.TIMINGS, timing.encode(timings))
+            for name in (layout.DUMP_LOG, layout.STATS_DUMP):
+                if (Path(logs) / name).is_file():
+                    write_file(image.path / name, (Path(logs) / name).read_bytes())
     timing.record(config.store_path, timings)
     tell("stopped" if stop else "left running", digest=image.digest)
     return image, timings
 
 
-def _leave_logs(directory: Path, wanted: Wanted) -> None:
-    """Put the engine's log and statistics where the caller looks for them."""
-    if wanted.work_path is None:
+@dataclass(frozen=True, kw_only=True)
+class _Pending:
+    """Whose checkpoint an image comes from, and which process takes it."""
+
+    container_id: str
+    root: str
+    directory: str
+    pid: int
+    pid_start: str
+    schema: int = 1
+
+
+def _pending(source: Source) -> bytes:
+    return encode(
+        _Pending(
+            container_id=source.container_id,
+            root=source.root,
+            directory=str(source.directory),
+            pid=os.getpid(),
+            pid_start=state.start_time(os.getpid()),
+        )
+    )
+
+
+def settle(config: Config, store: Store) -> None:
+    """Decide about images whose checkpoint was killed after they got their name.
+
+    If the source is gone the image is all there is, and stays; if it lives, the image goes. Those that are
+    being taken now are left alone. Raises EngineError, ShimError.
+    """
+    for image in store.unsettled():
+        data = (image.path / layout.PENDING).read_bytes()
+        pending = decode(data, _Pending, schema=1, what=f"the state of image '{image.reference}'")
+        if state.start_time(pending.pid) == pending.pid_start:
+            continue
+        settings = engine_settings(
+            config, find_tools(config.tools_path), pending.root, Path(pending.directory)
+        )
+        registry.create(image.manifest.engine.name, settings).undo(pending.container_id)
+        try:
+            found = bundle.runtime_state(config.runtime_path, pending.root, pending.container_id)
+            alive = found.status in {"running", "paused"}
+        except ShimError:
+            alive = False
+        verdict = "withdrawn: its source lives" if alive else "kept: its source is gone"
+        if alive:
+            store.remove(replace_fields(image.reference, digest=None))
+        else:
+            store.settled(image.reference)
+        log.audit(config.store_path, "settle", image=str(image.reference), verdict=verdict)
+
+
+def _leave_logs(directory: Path, wanted: Wanted, *, failed: bool) -> None:
+    """Put the engine's log and statistics where the caller looks for them.
+
+    Not into the image's own directory after a failure: it must be empty for the next try.
+    """
+    if wanted.work_path is None or (failed and wanted.work_path == wanted.image_path):
         return
     wanted.work_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (layout.DUMP_LOG, layout.STATS_DUMP):
         if (directory / WORK / name).is_file():
-            shutil.copyfile(directory / WORK / name, wanted.work_path / name)
+            write_file(wanted.work_path / name, (directory / WORK / name).read_bytes())
 
 
 class _Job:
@@ -232,7 +305,7 @@ class _Job:
 
     def run(self, timeout_s: float) -> DumpStats:
         """Dump, and undo on failure what lies beside the engine's part."""
-        if self.rootfs_view.kind == "directory" and self.wanted.rootfs == "overlay":
+        if self._keeps_rootfs() and self.rootfs_view.kind == "directory" and self.wanted.rootfs == "overlay":
             raise NotSupported(
                 f"could not checkpoint container '{self.source.container_id}': its root file system "
                 f"{self.rootfs_view.path} is a plain directory, so what the container changed cannot be told "
@@ -288,7 +361,13 @@ class _Job:
             if not self.wanted.leave_running:
                 self._complete()
 
+    def _keeps_rootfs(self) -> bool:
+        """Whether the root file system is ours to keep: some engines do it themselves."""
+        return "rootfs" not in self.engine.capabilities
+
     def _copy_rootfs(self) -> None:
+        if not self._keeps_rootfs():
+            return
         if self.rootfs_view.kind == "directory" and self.wanted.rootfs == "if-overlay":
             return
         try:

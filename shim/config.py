@@ -12,17 +12,22 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-from shim.errors import UsageError
+from engines.api import EngineSettings
+from shim.errors import AdmissionRefused, UsageError
+from shim.toolchain.find import Tools
 
 DEFAULT_STATE = "/run/torpor"
 DEFAULT_STORE = "/var/lib/torpor"
+GVISOR = "gvisor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Settings of one node.
 
-    runtime_path: the real OCI runtime. state_path: tmpfs directory of per-container state.
+    handler: the key of the real runtime in runtime.conf, "RUNTIME" (runc) or "RUNSC"; runtime_path: its
+    path; runtime_args: global options that each of its calls gets.
+    state_path: tmpfs directory of per-container state.
     store_path: the checkpoint image store. tools_path: prefix of the private toolchain, None: the system's.
     engine: engine for a dump that asks for none, None to take the first whose probe is clean.
     checkpoint_timeout_s, restore_timeout_s: deadline of one engine call, seconds.
@@ -32,6 +37,8 @@ class Config:
     """
 
     runtime_path: Path
+    handler: str = "RUNTIME"
+    runtime_args: tuple[str, ...] = ()
     state_path: Path = Path(DEFAULT_STATE)
     store_path: Path = Path(DEFAULT_STORE)
     tools_path: Path | None = None
@@ -41,6 +48,16 @@ class Config:
     allowed_hooks: tuple[str, ...] = ()
     foreign_annotations: bool = False
     archive_roots: tuple[Path, ...] = (Path("/var/lib/kubelet/checkpoints"),)
+
+    def check_engine(self, name: str, words: str) -> None:
+        """Raises AdmissionRefused if an engine does not work through this runtime. words: what was tried."""
+        if (name == GVISOR) != (self.handler == "RUNSC"):
+            runtime = "runsc" if self.handler == "RUNSC" else "runc"
+            fitting = "torpor-runsc" if name == GVISOR else "torpor"
+            raise AdmissionRefused(
+                f"{words}: engine {name} does not work through {runtime}, which runs this container; use "
+                f"another engine, or a container of the runtime class {fitting}"
+            )
 
 
 _FROM_TOML = frozenset(
@@ -81,10 +98,14 @@ def load(settings: Mapping[str, str]) -> Config:
 
     settings: KEY=VALUE pairs of runtime.conf. Raises UsageError naming the file and the key.
     """
-    if not settings.get("RUNTIME"):
-        raise UsageError("runtime.conf names no RUNTIME: set it to the absolute path of runc")
+    handler = settings.get("HANDLER") or "RUNTIME"
+    if not settings.get(handler):
+        name = "runsc" if handler == "RUNSC" else "runc"
+        raise UsageError(f"runtime.conf names no {handler}: set it to the absolute path of {name}")
     config = Config(
-        runtime_path=Path(settings["RUNTIME"]),
+        runtime_path=Path(settings[handler]),
+        handler=handler,
+        runtime_args=tuple(settings.get("RUNSC_ARGS", "").split()) if handler == "RUNSC" else (),
         state_path=Path(settings.get("STATE") or DEFAULT_STATE),
         store_path=Path(settings.get("STORE") or DEFAULT_STORE),
         tools_path=Path(settings["TOOLS"]) if settings.get("TOOLS") else None,
@@ -92,7 +113,7 @@ def load(settings: Mapping[str, str]) -> Config:
     )
     toml_path = Path(settings.get("CONFIG") or "/etc/torpor/config.toml")
     if not toml_path.exists():
-        return config
+        return _fitting(config)
     import tomllib  # most nodes have no such file
     from difflib import get_close_matches
 
@@ -110,4 +131,23 @@ def load(settings: Mapping[str, str]) -> Config:
             hint = f"; did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(known)}"
             raise UsageError(f"{toml_path}: unknown key '{key}'{hint}")
         changes[key] = _convert(toml_path, key, value, hints[key])
-    return replace(config, **changes)
+    return _fitting(replace(config, **changes))
+
+
+def _fitting(config: Config) -> Config:
+    """The node's engine is for runc's containers; there is one for runsc's."""
+    return replace(config, engine=GVISOR) if config.handler == "RUNSC" else config
+
+
+def engine_settings(
+    config: Config, tools: Tools, root: str, directory: Path, *, runtime_args: tuple[str, ...] = ()
+) -> EngineSettings:
+    """Where an engine finds things, for one container of one caller."""
+    return EngineSettings(
+        runtime_path=config.runtime_path,
+        root_path=Path(root),
+        state_path=directory,
+        search_path=tools.search_path,
+        python_path=tools.python_path,
+        runtime_args=(*config.runtime_args, *runtime_args),
+    )

@@ -14,8 +14,8 @@ from shim.argv import Call, parse
 OURS = (b"torpor.dev/", b"org.criu.")
 FOREIGN = (b"restore.criu.org/",)
 
-_HELD_VERBS = ("start", "state", "kill", "exec", "pause", "resume")
-_STOPPING_VERBS = ("state", "kill", "delete", "features")
+_HELD_VERBS = ("start", "state", "exec", "pause", "resume")
+_STOPPING_VERBS = ("state", "delete", "features")
 _SIGPIPE = 13
 _SIGXFSZ = 25
 
@@ -35,11 +35,14 @@ def main(conf: str, handler: str, runtime: str) -> None:
     argv = sys.argv[3:]
     settings = read_settings(conf)
     runtime = settings.setdefault(handler, runtime)
+    settings["HANDLER"] = handler
     if handler == "RUNSC":
         from shim.dialects.runsc import translate
 
-        hand_over(runtime, translate(parse(argv, "runsc"), settings.get("RUNSC_ARGS", "").split()))
-    call = parse(argv, "crun" if os.path.basename(runtime) == "crun" else "runc")
+        call = parse(argv, "runsc")
+        argv = translate(call, settings.get("RUNSC_ARGS", "").split())
+    else:
+        call = parse(argv, "crun" if os.path.basename(runtime) == "crun" else "runc")
     if not decide(call, settings):
         hand_over(runtime, argv)
     import gc

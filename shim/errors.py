@@ -21,3 +21,11 @@ class AdmissionRefused(ShimError):
 
 class Busy(ShimError):
     """Another call holds this container."""
+
+
+class NotUndone(ShimError):
+    """A restore failed and could not be undone whole: the container must not be started cold."""
+
+
+class Unsettled(ShimError):
+    """The checkpoint that made an image was cut short; whether its source lives is not known yet."""

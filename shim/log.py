@@ -57,6 +57,9 @@ def audit(store_path: Path, event: str, **fields: object) -> None:
     entry = {"time": now(), "event": event, "who": _caller(), **fields}
     path = store_path / "audit.log"
     with contextlib.suppress(OSError):
+        if not store_path.is_dir():
+            store_path.parent.mkdir(parents=True, exist_ok=True)
+            store_path.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(
             path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )

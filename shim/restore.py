@@ -19,15 +19,16 @@ from engines.api import (
     CheckpointEngine,
     EngineSettings,
     Finding,
+    ImageError,
+    Judge,
     Needs,
     Restored,
     RestoreRequest,
 )
 from shim import admission, bundle, log, state, timing
 from shim.annotations import Network, Use, Wish
-from shim.checkpointable import without_io_uring
 from shim.config import Config
-from shim.errors import AdmissionRefused
+from shim.errors import AdmissionRefused, NotUndone, ShimError
 from shim.images import layout
 from shim.images.apply import apply
 from shim.images.manifest import Manifest
@@ -36,6 +37,8 @@ from shim.images.store import Image, Store
 from shim.images.undo import save_upper, undo_apply
 from shim.state import ContainerState
 from shim.timing import Stopwatch, Timings
+
+BACKUP = "upper"  # below a container's state directory: its upper directory before the image's was applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,29 +111,15 @@ def at_create(
 ) -> tuple[ContainerState, tuple[Finding, ...]]:
     """Restore an image of the store into a new container, held until `start`.
 
+    An engine that cannot hold a container restores it in `start`: then everything is checked here and the
+    phase stays `restoring`, until the caller has created the container and advances it to `held`.
     The caller holds the container's lock. On failure nothing is left of the container, and the image is
     intact. Raises EngineError, ShimError.
     """
     watch = Stopwatch()
     started = log.now()
     what = str(image.reference)
-    use: Use = wish.use or image.manifest.effective_use
     engine = registry.create(image.manifest.engine.name, target.settings)
-    if wish.engine not in {None, engine.name}:
-        raise AdmissionRefused(
-            f"could not restore image '{what}' with engine {wish.engine}: {engine.name} wrote it; remove the "
-            "annotation"
-        )
-    with watch.phase("admission"):
-        if use == "move" and (by := store.consumed_by(image)) is not None:
-            raise AdmissionRefused(
-                f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
-                "checkpoint again, or set torpor.dev/use: clone"
-            )
-        findings = admit(config, spec, image.needs, image.manifest, bundle_path=target.bundle_path, what=what)
-        tcp = tcp_mode(wish.network, leave_running=image.manifest.leave_running, what=what)
-    with watch.phase("verify"):
-        store.verify(image, pages=False)
     found = ContainerState(
         container_id=target.container_id,
         root=target.root,
@@ -139,23 +128,33 @@ def at_create(
         engine=engine.name,
         image=what,
         digest=image.digest,
-        use=use,
+        use=wish.use or image.manifest.effective_use,
         created=started,
+        hostname=_hostname(spec),
     )
-    state.save(target.directory, found)
-    view = find_rootfs(target.bundle_path, str(bundle.rootfs_path(Path(), spec)))
-    try:
-        with contextlib.ExitStack() as root:
-            with watch.phase("rootfs"):
-                root.enter_context(_applied(image, view, target.directory / "upper"))
-                admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
-            with watch.phase("engine"):
-                restored = _restore(engine, config, target, spec, image.checkpoint_path, tcp=tcp, held=True)
-            found = state.advance(target.directory, found, "held")
-    except BaseException as error:
-        log.keep(error, config.state_path, target.container_id)
-        state.remove(target.directory)
-        raise
+    with store.using(image):
+        with watch.phase("admission"):
+            findings, tcp = _judge(config, store, image, target, spec, wish, engine, found.use)
+        with watch.phase("verify"):
+            store.verify(image, pages=False)
+        state.save(target.directory, found)
+        if "held-restore" not in engine.capabilities:
+            return found, findings
+        view = find_rootfs(target.bundle_path, str(bundle.rootfs_path(Path(), spec)))
+        try:
+            with contextlib.ExitStack() as root:
+                with watch.phase("rootfs"):
+                    root.enter_context(_applied(image, view, target.directory / BACKUP))
+                    admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
+                with watch.phase("engine"):
+                    restored = _restore(
+                        engine, config, target, spec, image.checkpoint_path, tcp=tcp, held=True
+                    )
+                found = state.advance(target.directory, found, "held")
+        except BaseException as error:
+            log.keep(error, config.state_path, target.container_id)
+            state.remove(target.directory)
+            raise
     timing.record(
         config.store_path,
         Timings(
@@ -173,11 +172,47 @@ def at_create(
     return found, findings
 
 
+def _judge(
+    config: Config,
+    store: Store,
+    image: Image,
+    target: Target,
+    spec: bundle.Spec,
+    wish: Wish,
+    engine: CheckpointEngine,
+    use: Use,
+) -> tuple[tuple[Finding, ...], Literal["keep", "close"]]:
+    """Everything that can stand against a restore and can be known before; what becomes of connections."""
+    what = str(image.reference)
+    if wish.engine not in {None, engine.name}:
+        raise AdmissionRefused(
+            f"could not restore image '{what}' with engine {wish.engine}: {engine.name} wrote it; remove the "
+            "annotation"
+        )
+    config.check_engine(engine.name, f"could not restore image '{what}'")
+    if use == "move" and (by := store.consumed_by(image)) is not None:
+        raise AdmissionRefused(
+            f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
+            "checkpoint again, or set torpor.dev/use: clone"
+        )
+    findings = admit(config, spec, image.needs, image.manifest, bundle_path=target.bundle_path, what=what)
+    tcp = tcp_mode(wish.network, leave_running=image.manifest.leave_running, what=what)
+    if tcp == "keep" and "tcp-established" not in engine.capabilities:
+        raise AdmissionRefused(
+            f"could not restore image '{what}' with network: keep: engine {engine.name} cannot keep "
+            "connections; use network: new"
+        )
+    if isinstance(engine, Judge):
+        admission.refuse(engine.judge(image.checkpoint_path), what=what)
+    return findings, tcp
+
+
 @contextlib.contextmanager
 def _applied(image: Image, view: RootfsView, backup_path: Path) -> Generator[None]:
     """The root file system as it was at the dump; taken back if what follows fails.
 
-    A plain directory has no upper directory to go back to: its container cannot be started cold afterwards.
+    Raises NotUndone, in place of what failed, if it cannot be taken back: a plain directory has no upper
+    directory to go back to.
     """
     diff_path = image.path / layout.ROOTFS_DIFF
     if not diff_path.exists():
@@ -185,15 +220,62 @@ def _applied(image: Image, view: RootfsView, backup_path: Path) -> Generator[Non
         return
     deleted_path = image.path / layout.DELETED_FILES
     deleted = deleted_path.read_bytes() if deleted_path.exists() else b"[]"
-    save_upper(view, backup_path)
+    draft = backup_path.with_suffix(".new")
+    shutil.rmtree(draft, ignore_errors=True)
+    save_upper(view, draft)
+    if draft.is_dir():
+        draft.rename(backup_path)  # a backup that is there is whole
     try:
         with diff_path.open("rb") as diff:
             apply(view.path, diff, deleted, whiteouts=image.manifest.rootfs.whiteouts)
         yield
-    except BaseException:
-        undo_apply(view, backup_path)
+    except BaseException as error:
+        _take_back(view, backup_path, error)
         raise
     shutil.rmtree(backup_path, ignore_errors=True)
+
+
+def _take_back(view: RootfsView, backup_path: Path, error: BaseException) -> None:
+    if view.kind == "directory":
+        raise NotUndone(f"{error}; the root file system {view.path} was changed: make it anew") from error
+    try:
+        undo_apply(view, backup_path)
+    except ImageError as worse:
+        raise NotUndone(f"{error}; and {worse}") from error
+
+
+def clear(config: Config, target: Target) -> bool:
+    """Undo what an earlier call for this id left when it was killed; the caller holds the container's lock.
+
+    Returns whether there is a container of this id that lives: then nothing is touched. Raises EngineError,
+    ShimError.
+    """
+    directory = target.directory
+    found = state.load(directory)
+    engine = found.engine if found is not None else state.engine_at_work(directory)
+    if found is not None and found.phase != "restoring":
+        try:
+            bundle.runtime_state(config.runtime_path, target.root, target.container_id)
+        except ShimError:
+            pass  # deleted without us: only our state is left
+        else:
+            return True
+    elif engine is not None:
+        registry.create(engine, target.settings).undo(target.container_id)
+    if found is not None and found.phase == "restoring":
+        spec = bundle.read_spec(target.bundle_path)
+        uts_path = bundle.namespace_path(spec, "uts")
+        if uts_path and found.hostname:
+            with contextlib.suppress(OSError):
+                bundle.hostname(uts_path, found.hostname)
+        backup_path = directory / BACKUP
+        if backup_path.is_dir() and found.bundle == str(target.bundle_path):
+            undo_apply(find_rootfs(target.bundle_path, str(bundle.rootfs_path(Path(), spec))), backup_path)
+    # The lock stays: it is held.
+    for entry in directory.iterdir():
+        if entry.name != state.LOCK:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    return False
 
 
 def _restore(
@@ -207,8 +289,7 @@ def _restore(
     held: bool,
 ) -> Restored:
     """The engine's part, with the host name of a namespace that is not the container's own kept."""
-    uts_path = bundle.namespace_path(spec, "uts")
-    hostname = bundle.hostname(uts_path) if uts_path else ""
+    hostname = _hostname(spec)
     try:
         return engine.restore(
             RestoreRequest(
@@ -229,9 +310,16 @@ def _restore(
         raise
     finally:
         # CRIU writes the dumped host name into whatever UTS namespace it finds.
+        uts_path = bundle.namespace_path(spec, "uts")
         if uts_path:
             with contextlib.suppress(OSError):
                 bundle.hostname(uts_path, hostname)
+
+
+def _hostname(spec: bundle.Spec) -> str:
+    """The host name of the UTS namespace that the container shares, "" if it gets its own."""
+    uts_path = bundle.namespace_path(spec, "uts")
+    return bundle.hostname(uts_path) if uts_path else ""
 
 
 def from_directory(
@@ -289,10 +377,3 @@ def from_directory(
         ),
     )
     return restored
-
-
-def checkpointable(target_bundle: Path, spec: bundle.Spec) -> bundle.Spec:
-    """Write the spec with io_uring answered by ENOSYS into the bundle, and return it."""
-    spec = without_io_uring(spec)
-    bundle.write_spec(target_bundle, spec)
-    return spec

@@ -1,11 +1,14 @@
-"""Letting a restored container run that was held until its caller said `start`."""
+"""Letting a restored container run that was held until its caller said `start`.
+
+An engine that cannot hold a container restores it here: into the container that was created, or a new one.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from engines import registry
-from engines.api import EngineSettings, ReleaseRequest
+from engines.api import CheckpointEngine, EngineSettings, Judge, ReleaseRequest, RestoreRequest
 from shim import log, state
 from shim.config import Config
 from shim.errors import ShimError
@@ -17,22 +20,25 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
 
     The image is consumed before the first task runs: should the node die in between, the mark must be cleared
     by hand, but the job never runs twice. Raises AdmissionRefused if another container was started from the
-    image meanwhile, EngineError.
+    image meanwhile, EngineError; a restore that failed here leaves nothing of the container.
     """
     with state.locked(directory, wait_s=5.0):
         found = state.load(directory)
         if found is None or found.phase != "held":
             return False
+        engine = registry.create(found.engine, settings)
         try:
-            if found.use == "move":
-                _consume(config, found)
+            if "held-restore" in engine.capabilities:
+                if found.use == "move":
+                    _consume(config, found)
+                engine.release(ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s))
+            else:
+                _restore(config, engine, directory, found)
         except ShimError as error:
             log.audit(
                 config.store_path, "refused", container=container_id, image=found.image, verdict=str(error)
             )
             raise
-        engine = registry.create(found.engine, settings)
-        engine.release(ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s))
         state.advance(directory, found, "running")
     log.audit(
         config.store_path,
@@ -45,9 +51,61 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
     return True
 
 
+def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: ContainerState) -> None:
+    """Restore what `create` only promised."""
+    from shim import admission, timing
+    from shim.images.layout import parse_reference
+    from shim.images.store import Store
+
+    started = log.now()
+    store = Store(config.store_path)
+    image = store.resolve(parse_reference(found.image, namespace=""))
+    if isinstance(engine, Judge):
+        admission.refuse(engine.judge(image.checkpoint_path), what=found.image)
+    if found.use == "move":
+        store.consume(image, by=found.container_id)
+    state.advance(directory, found, "restoring")
+    try:
+        restored = engine.restore(
+            RestoreRequest(
+                container_id=found.container_id,
+                bundle_path=Path(found.bundle),
+                image_path=image.checkpoint_path,
+                timeout_s=config.restore_timeout_s,
+            )
+        )
+    except BaseException as error:
+        log.keep(error, config.state_path, found.container_id)
+        log.audit(
+            config.store_path,
+            "restore",
+            container=found.container_id,
+            image=found.image,
+            verdict=f"failed: {error}",
+        )
+        state.remove(directory)
+        raise
+    timing.record(
+        config.store_path,
+        timing.Timings(
+            operation="restore",
+            container_id=found.container_id,
+            engine=engine.name,
+            image=found.image,
+            started=started,
+            total_s=restored.total_s,
+            phases={"engine": restored.total_s},
+            image_bytes=image.n_bytes,
+            restored=restored,
+        ),
+    )
+
+
 def _consume(config: Config, found: ContainerState) -> None:
     from shim.images.layout import parse_reference
     from shim.images.store import Store  # half of all that there is to import; clones do without
 
     store = Store(config.store_path)
-    store.consume(store.resolve(parse_reference(found.image, namespace="")), by=found.container_id)
+    image = store.resolve(parse_reference(found.image, namespace=""))
+    # One id may stand under two roots.
+    store.consume(image, by=f"{found.container_id} of {found.root}")

@@ -36,7 +36,7 @@ class ContainerState:
 
     phase: `restoring` (a call is at work, or died there), `held` (waits for `start`), `running`.
     image: its reference as text; digest: of its manifest; use: `move` images are consumed at `start`.
-    created: RFC 3339.
+    created: RFC 3339. hostname: of the UTS namespace that the container shares, while it is restored.
     """
 
     container_id: str
@@ -48,7 +48,16 @@ class ContainerState:
     digest: str
     use: Literal["clone", "move"]
     created: str
+    hostname: str = ""
     schema: int = 1
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory and what is missing above it, each for root alone. Raises OSError."""
+    if not directory.is_dir():
+        make_private(directory.parent)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
 
 
 def load(directory: Path) -> ContainerState | None:
@@ -111,7 +120,8 @@ def _holder(directory: Path) -> tuple[int, str] | None:
     return int(pid), start
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
+    """When a process was started, in the kernel's clock ticks as text; "" if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -124,9 +134,17 @@ def interrupt(directory: Path) -> None:
     Its guardian then undoes what it was doing.
     """
     holder = _holder(directory)
-    if holder and holder[0] != os.getpid() and _start_time(holder[0]) == holder[1]:
+    if holder and holder[0] != os.getpid() and start_time(holder[0]) == holder[1]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(holder[0], signal.SIGKILL)
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    """Whether the path still leads to the file that is open."""
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -140,7 +158,7 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
     deadline = time.monotonic() + wait_s
     while True:
         if create:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(directory)
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,15 +174,14 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
             time.sleep(0.01)
             continue
         # The directory may have been removed, and made anew, between the opening and the lock.
-        with contextlib.suppress(FileNotFoundError):
-            if (directory / LOCK).stat().st_ino == os.fstat(descriptor).st_ino:
-                break
+        if _is_open(directory / LOCK, descriptor):
+            break
         os.close(descriptor)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}".encode(), 0)
         yield
     finally:
-        if create and not (directory / STATE).exists():
+        if create and not (directory / STATE).exists() and _is_open(directory / LOCK, descriptor):
             remove(directory)
         os.close(descriptor)

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from engines.api import DumpStats, Restored
+from shim.state import make_private
 
 N_KEPT = 1000
 
@@ -63,15 +64,17 @@ def encode(timings: Timings) -> bytes:
     return msgspec.json.format(msgspec.json.encode(timings), indent=2) + b"\n"
 
 
-def record(store_path: Path, timings: Timings) -> Path:
-    """Keep a timings.json in the store's history, newest 1,000; return its path."""
+def record(store_path: Path, timings: Timings) -> None:
+    """Keep a timings.json in the store's history, newest 1,000.
+
+    Never raises: what was done is done, whether its times can be kept or not.
+    """
     directory = store_path / "timings"
-    for path in (store_path, directory):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    stamp = timings.started.replace(":", "").replace("-", "").replace(".", "")
-    path = directory / f"{stamp}-{timings.operation}-{timings.container_id[:64]}.json"
-    path.write_bytes(encode(timings))
-    path.chmod(0o600)
-    for old in sorted(directory.iterdir())[:-N_KEPT]:
-        old.unlink(missing_ok=True)
-    return path
+    with contextlib.suppress(OSError):
+        make_private(directory)
+        stamp = timings.started.replace(":", "").replace("-", "").replace(".", "")
+        path = directory / f"{stamp}-{timings.operation}-{timings.container_id[:64]}.json"
+        path.write_bytes(encode(timings))
+        path.chmod(0o600)
+        for old in sorted(directory.iterdir())[:-N_KEPT]:
+            old.unlink(missing_ok=True)

@@ -39,7 +39,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.criu import calls, cgroups, config, probe, wire
+from engines.criu import calls, cgroups, config, foresee, mapped, probe, wire
 from engines.criu.journal import Journal, mount_points, real_path, start_time
 from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
@@ -102,7 +102,7 @@ class CriuEngine:
         return self._dump(request, "pre-dump")
 
     def checkpoint(self, request: CheckpointRequest, /) -> DumpStats:
-        """Dump. Raises InvalidRequest, ImageExists, EngineUnavailable, DumpFailed, EngineTimeout.
+        """Dump. Raises InvalidRequest, ImageExists, EngineUnavailable, NotSupported, DumpFailed, EngineTimeout.
 
         What on_phase raises is raised again.
         """
@@ -119,6 +119,10 @@ class CriuEngine:
         was_frozen = freezer is not None and freezer.is_frozen()
         _check_stopped(groups, freezer, words)
         journal = self._journal(operation, request.container_id, request.image_path)
+        outlook = foresee.look(container.pid, request.bundle_path)
+        if outlook.findings:
+            after = "paused" if was_frozen else "running"
+            raise NotSupported(f"{words}: {outlook.sentence()}", after=after)
         journal.image_made = made
         journal.init, journal.init_start = container.pid, start_time(container.pid)
         journal.groups, journal.was_frozen = groups, was_frozen
@@ -136,7 +140,7 @@ class CriuEngine:
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             if made:
                 request.image_path.mkdir(mode=0o700)
-            Path(journal.config_path).write_text(config.dump_config(script.path))
+            Path(journal.config_path).write_text(config.dump_config(script.path, watched=outlook.watched))
             ended = self._run(argv, guarded, script, phases, inherit=False)
             if ended.returncode or ended.timed_out or ended.refused:
                 outcome = guarded.undo()
@@ -177,7 +181,7 @@ class CriuEngine:
             raise ended.refused
         message, log_path = self._explain(words, "dump.log", ended, outcome)
         kind = EngineTimeout if ended.timed_out else DumpFailed
-        raise kind(message, after=outcome.state, log_path=log_path)
+        raise kind(message, after=outcome.state, log_path=log_path, undone=not outcome.problems)
 
     # --- restores --------------------------------------------------------------------------------------
 
@@ -197,6 +201,7 @@ class CriuEngine:
             )
         self._check_node(words, bundle.annotations.get(config.ANNOTATION))
         journal = self._journal("restore", request.container_id, request.image_path)
+        mapped.admit(request.image_path, bundle.root_id, words)
         journal.rootfs = real_path(bundle.rootfs_path)
         state = str(self._settings.root_path / request.container_id)
         journal.mounts = mount_points(journal.rootfs, state)
@@ -247,7 +252,7 @@ class CriuEngine:
             raise ended.refused
         message, log_path = self._explain(words, "restore.log", ended, outcome)
         kind = EngineTimeout if ended.timed_out else RestoreFailed
-        raise kind(message, after=outcome.state, log_path=log_path)
+        raise kind(message, after=outcome.state, log_path=log_path, undone=not outcome.problems)
 
     def _hold(self, request: RestoreRequest, pid: int, timeout_s: float) -> bool:
         """Freeze the restored tasks, which CRIU left stopped, and then take the stop away."""
@@ -400,7 +405,7 @@ def _check_stopped(groups: cgroups.Groups, freezer: cgroups.Freezer | None, word
             text = Path(f"/proc/{pid}/status").read_text()
             if "\nState:\tT (stopped)" in text:
                 name = text.partition("\n")[0].removeprefix("Name:\t")
-                raise DumpFailed(
+                raise NotSupported(
                     f"{words}: process {pid} ('{name}') is stopped by a signal, which CRIU cannot dump under "
                     "a cgroup v1 freezer; continue it (SIGCONT) or end it, then try again",
                     after="running",

@@ -10,11 +10,11 @@ from rich.console import Console
 from shim import bundle
 from shim.checkpoint import Source, into_store
 from shim.cli.node import this_node
+from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
 from shim.images.layout import parse_reference
 from shim.images.manifest import source_of
 from shim.images.spec import parse
-from shim.verbs.context import engine_settings
 
 
 @click.command("checkpoint")
@@ -66,7 +66,8 @@ def command(
       torpor checkpoint 3f2a --name job-7 --stop
     """
     node = this_node()
-    where, found = node.find_container(container, root)
+    whole = node.find_container(container, root)
+    where, found, node = whole.root, whole.state, whole.node
     if found.status not in {"running", "paused"}:
         raise ShimError(
             f"could not checkpoint container '{found.container_id}': it is {found.status}, not running"

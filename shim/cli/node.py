@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from shim import bundle, entry
-from shim.config import Config, load
+from shim.config import GVISOR, Config, load
 from shim.errors import ShimError, UsageError
 from shim.images.store import Store
 from shim.toolchain.find import Tools, find_tools
@@ -27,11 +27,24 @@ ROOTS = (
 """Where callers keep runc's state: the directory itself, or one directory below it for each namespace."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A container on this node. root: the runtime's --root; node: this one, as its runtime's calls see it."""
+
+    root: str
+    node: Node
+    state: bundle.RuntimeState
+
+
 @dataclass(frozen=True)
 class Node:
-    """This node. conf_path: its runtime.conf, None if it has none yet."""
+    """This node. conf_path: its runtime.conf, None if it has none yet.
+
+    handler: the key of the runtime that is meant, "RUNTIME" (runc) or "RUNSC".
+    """
 
     conf_path: Path | None
+    handler: str = "RUNTIME"
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -42,7 +55,11 @@ class Node:
             if tools.runc is None:
                 raise ShimError("could not find runc on this node; run `torpor toolchain install`")
             settings = {"TOOLS": str(tools.prefix), **settings, "RUNTIME": str(tools.runc)}
-        return settings
+        return {**settings, "HANDLER": self.handler}
+
+    def of_engine(self, engine: str) -> Node:
+        """This node with the runtime through which an engine works."""
+        return replace(self, handler="RUNSC" if engine == GVISOR else "RUNTIME")
 
     @cached_property
     def config(self) -> Config:
@@ -66,17 +83,17 @@ class Node:
         except ValueError as error:
             raise UsageError(f"could not use the container id: {error}") from None
 
-    def find_container(self, name: str, root: str | None) -> tuple[str, bundle.RuntimeState]:
+    def find_container(self, name: str, root: str | None) -> Found:
         """A container by its id, or by an unambiguous beginning of it.
 
-        root: the runtime's --root, None to look in every place that callers use. Returns the root and what
-        the runtime says. Raises ShimError if there is none or more than one.
+        root: the runtime's --root, None to look in every place that callers use. Raises ShimError if there is
+        none or more than one.
         """
         found = [
-            (where, entry_path.name)
+            (where, container_id, handler)
             for where in ([root] if root else _roots())
-            for entry_path in _containers(Path(where))
-            if entry_path.name.startswith(name)
+            for container_id, handler in _containers(Path(where))
+            if container_id.startswith(name)
         ]
         exact = [candidate for candidate in found if candidate[1] == name]
         candidates = exact or found
@@ -84,12 +101,17 @@ class Node:
             where = f"under {root}" if root else f"under any of {', '.join(ROOTS)}; give its --root"
             raise ShimError(f"could not find container '{name}' {where}")
         if len(candidates) > 1:
-            listed = ", ".join(f"{container} ({where})" for where, container in candidates[:4])
+            listed = ", ".join(f"{container} ({where})" for where, container, _ in candidates[:4])
             raise ShimError(
                 f"'{name}' fits {len(candidates)} containers: {listed}; give more of the id, or --root"
             )
-        where, container_id = candidates[0]
-        return where, bundle.runtime_state(self.config.runtime_path, where, container_id)
+        where, container_id, handler = candidates[0]
+        node = replace(self, handler=handler)
+        return Found(
+            root=where,
+            node=node,
+            state=bundle.runtime_state(node.config.runtime_path, where, container_id),
+        )
 
 
 def name_only(reference: object) -> str:
@@ -113,11 +135,19 @@ def this_node() -> Node:
     return Node(next((path for path in (own, SYSTEM_CONF) if path.is_file()), None))
 
 
-def _containers(root: Path) -> list[Path]:
+def _containers(root: Path) -> list[tuple[str, str]]:
+    """The containers under a runtime's root, each with the key of its runtime."""
     try:
-        return sorted(path for path in root.iterdir() if (path / "state.json").is_file())
+        names = sorted(os.listdir(root))  # noqa: PTH208
     except OSError:
         return []
+    found: list[tuple[str, str]] = []
+    for name in names:
+        if (root / name / "state.json").is_file():
+            found.append((name, "RUNTIME"))
+        elif name.endswith(".state") and (cut := name.rfind("_sandbox:")) > 0:
+            found.append((name[:cut], "RUNSC"))
+    return found
 
 
 def _roots() -> list[str]:

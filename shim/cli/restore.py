@@ -10,13 +10,15 @@ from pathlib import Path
 
 import click
 
+from engines.api import EngineError
 from shim import bundle, log, restore, state
 from shim.annotations import Wish
+from shim.checkpoint import settle
 from shim.cli.node import Node, this_node
+from shim.config import engine_settings
 from shim.errors import ShimError
 from shim.images.layout import parse_reference
 from shim.start import start
-from shim.verbs.context import engine_settings
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -60,7 +62,9 @@ def command(
       torpor restore job-7 --bundle /srv/job-7
     """
     node = this_node()
+    settle(node.config, node.store)
     found = node.store.resolve(parse_reference(image, namespace=""))
+    node = node.of_engine(found.manifest.engine.name)
     name = container_id or found.manifest.source.container_id
     spec = bundle.read_spec(bundle_path)
     if dry_run:
@@ -97,17 +101,29 @@ def command(
     )
     if not detach and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise ShimError("could not become the parent of the container; use --detach")
+    told = os.dup(2)
     _redirect(detach, log_path)
-    with state.locked(directory, wait_s=1.0, create=True):
-        if state.load(directory) is not None:
-            raise ShimError(
-                f"could not restore container '{name}': torpor has one of this id; see `torpor ps`"
-            )
-        held, _ = restore.at_create(node.config, node.store, found, target, spec, wish)
+    try:
+        with state.locked(directory, wait_s=1.0, create=True):
+            if restore.clear(node.config, target):
+                raise ShimError(
+                    f"could not restore container '{name}': there is one of this id; see `torpor ps`"
+                )
+            held, _ = restore.at_create(node.config, node.store, found, target, spec, wish)
+            if held.phase == "restoring":  # the engine makes the container in `start`
+                state.advance(directory, held, "held")
+    except (EngineError, ShimError) as error:
+        os.dup2(told, 2)
+        log.audit(node.config.store_path, "refused", container=name, image=image, verdict=str(error))
+        raise
+    os.close(told)
     log.audit(node.config.store_path, "restore", container=name, image=held.image, verdict="held")
-    pid = bundle.runtime_state(node.config.runtime_path, root, name).pid
+    # Before it runs: it may end at once. An engine that restores in `start` has seen it run.
+    early = held.phase == "held"
+    pid = bundle.runtime_state(node.config.runtime_path, root, name).pid if early else 0
     start(node.config, name, directory, target.settings)
     if not detach:
+        pid = pid or bundle.runtime_state(node.config.runtime_path, root, name).pid
         sys.exit(_wait(node, root, name, pid, directory))
 
 

@@ -26,11 +26,17 @@ DELETED_FILES = "deleted.files"
 DUMP_LOG = "dump.log"
 STATS_DUMP = "stats-dump"
 TIMINGS = "timings.json"
+PENDING = "pending.json"  # the source may still die or run on: nobody may restore yet
 
 # Not in the digest: known only when the image is closed, and told, not trusted. A caller that names no work
 # directory has the engine's log and statistics among the engine's files.
 UNSEALED = frozenset(
-    [MANIFEST, TIMINGS, *(place + name for place in ("", "checkpoint/") for name in (DUMP_LOG, STATS_DUMP))]
+    [
+        MANIFEST,
+        TIMINGS,
+        PENDING,
+        *(place + name for place in ("", "checkpoint/") for name in (DUMP_LOG, STATS_DUMP)),
+    ]
 )
 
 NO_NAMESPACE = "_"  # directory of images that belong to no namespace; no valid namespace is spelled so

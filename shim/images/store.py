@@ -24,10 +24,10 @@ from functools import cached_property
 from pathlib import Path
 
 from engines.api import ImageCorrupt, ImageError, ImageExists, Needs
-from shim.errors import AdmissionRefused, ShimError, UnknownImage
+from shim.errors import AdmissionRefused, ShimError, UnknownImage, Unsettled
 from shim.images.beneath import exchange, read_plain
 from shim.images.documents import MAX_DOCUMENT_BYTES, decode_needs
-from shim.images.layout import CHECKPOINT, MANIFEST, NEEDS, NO_NAMESPACE, Reference, check_name
+from shim.images.layout import CHECKPOINT, MANIFEST, NEEDS, NO_NAMESPACE, PENDING, Reference, check_name
 from shim.images.manifest import FileDigest, Manifest, digest_of, parse_manifest
 from shim.images.seal import OnBytes, cause_of, check_files, list_files, seal, write_file
 from shim.log import now
@@ -154,14 +154,34 @@ class Store:
                 raise
             if not replace:
                 raise self._exists(reference) from error
-            if not exchange(staged, destination):
-                trash, fd = self._new_staging(locked=True)
-                destination.rename(trash / "old")
-                staged.rename(destination)
-                shutil.rmtree(trash, ignore_errors=True)
-                os.close(fd)
+            with _unused(destination, reference):
+                self._swap(staged, destination)
         _sync_directory(destination.parent)
         _sync_directory(self._staging)
+
+    def _swap(self, staged: Path, destination: Path) -> None:
+        if not exchange(staged, destination):
+            trash, fd = self._new_staging(locked=True)
+            destination.rename(trash / "old")
+            staged.rename(destination)
+            shutil.rmtree(trash, ignore_errors=True)
+            os.close(fd)
+
+    def withdraw(self, staged: Path, reference: Reference) -> None:
+        """Take the commit of a staging directory back; an image that it replaced stands in its place again.
+
+        Raises ImageError.
+        """
+        destination = self._images / reference.directory
+        try:
+            with self._locked():
+                if staged.is_dir():
+                    self._swap(staged, destination)
+                else:
+                    destination.rename(staged)
+                _sync_directory(destination.parent)
+        except OSError as error:
+            raise ImageError(f"could not withdraw image '{reference}': {cause_of(error)}") from error
 
     @staticmethod
     def _exists(reference: Reference) -> ImageExists:
@@ -194,6 +214,11 @@ class Store:
                 f"could not find image '{reference}': the store '{self.path}' has none of this name; "
                 "see `torpor images ls`"
             )
+        if (path / PENDING).exists():
+            raise Unsettled(
+                f"could not use image '{reference}': its checkpoint is not at its end, or was cut short; "
+                "the next checkpoint or restore on this node settles it"
+            )
         image = self._load(path, reference)
         if reference.digest is not None and reference.digest != image.digest:
             raise UnknownImage(
@@ -201,6 +226,41 @@ class Store:
                 "use that digest or none"
             )
         return image
+
+    def unsettled(self) -> list[Image]:
+        """Images whose checkpoint has not come to its end."""
+        found = [path.parent for path in self._images.glob(f"*/*/{PENDING}")]
+        owners = {path: "" if path.parent.name == NO_NAMESPACE else path.parent.name for path in found}
+        return [self._load(path, Reference(namespace=owners[path], name=path.name)) for path in found]
+
+    def settled(self, reference: Reference) -> None:
+        """The checkpoint of an image has come to its end: it may be used. Raises ImageError."""
+        path = self._images / reference.directory
+        try:
+            (path / PENDING).unlink(missing_ok=True)
+            _sync_directory(path)
+        except OSError as error:
+            raise ImageError(f"could not settle image '{reference}': {cause_of(error)}") from error
+
+    @contextmanager
+    def using(self, image: Image) -> Generator[None]:
+        """Keep an image in its place while it is restored: it is neither removed nor replaced meanwhile.
+
+        Raises UnknownImage if it is gone already.
+        """
+        try:
+            fd = os.open(image.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise UnknownImage(f"could not use image '{image.reference}': it is gone") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if self.resolve(image.reference).digest != image.digest or not _is_open(image.path, fd):
+                raise UnknownImage(
+                    f"could not use image '{image.reference}': it was replaced meanwhile; try again"
+                )
+            yield
+        finally:
+            os.close(fd)
 
     def list(self, namespace: str | None = None) -> tuple[Image, ...]:
         """All readable images, of one namespace or of all, by namespace and name."""
@@ -303,13 +363,13 @@ class Store:
         image: Image | None = None
         try:
             image = self.resolve(reference)
-        except ImageCorrupt:
+        except (ImageCorrupt, Unsettled):
             if reference.digest is not None:
                 raise
         try:
             trash, fd = self._new_staging()
             try:
-                with self._locked():
+                with self._locked(), _unused(path, reference):
                     path.rename(trash / "old")
                     _sync_directory(path.parent)
                     with suppress(OSError):
@@ -426,5 +486,29 @@ def _sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_open(path: Path, fd: int) -> bool:
+    """Whether the path still leads to the directory that is open."""
+    try:
+        return path.stat().st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _unused(path: Path, reference: Reference) -> Generator[None]:
+    """Nobody restores the image in this directory, nor begins to. Raises ImageError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ImageError(
+            f"could not remove or replace image '{reference}': a container is being restored from it; "
+            "try again"
+        ) from error
     finally:
         os.close(fd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engines.api import CheckpointRequest
-from shim import bundle, log, timing
+from shim import bundle, log, state, timing
 from shim.checkpoint import Source, Wanted, choose_engine, take
 from shim.errors import ShimError, UsageError
 from shim.images import layout
@@ -88,15 +88,15 @@ def serve(context: Context) -> int | None:
 def _pre_dump(context: Context, source: Source, image_path: Path) -> int:
     spec = bundle.read_spec(source.bundle_path)
     engine = choose_engine(source, context.config, spec, None)
-    engine.pre_dump(
-        CheckpointRequest(
-            container_id=source.container_id,
-            bundle_path=source.bundle_path,
-            image_path=image_path,
-            timeout_s=context.config.checkpoint_timeout_s,
-            parent_path=_parent(context, image_path),
-        )
+    request = CheckpointRequest(
+        container_id=source.container_id,
+        bundle_path=source.bundle_path,
+        image_path=image_path,
+        timeout_s=context.config.checkpoint_timeout_s,
+        parent_path=_parent(context, image_path),
     )
+    with state.locked(source.directory, wait_s=5.0, create=True):
+        engine.pre_dump(request)
     _audit(context, image_path, "pre-dumped")
     return 0
 

@@ -12,7 +12,7 @@ from engines import registry
 from engines.api import CheckpointEngine, EngineSettings
 from shim import entry
 from shim.argv import Call
-from shim.config import Config
+from shim.config import Config, engine_settings
 from shim.errors import UsageError
 from shim.toolchain.find import Tools, find_tools
 
@@ -89,16 +89,11 @@ class Context:
         """Global options to repeat when torpor calls the runtime itself (the root goes separately)."""
         return ("--systemd-cgroup",) if self.call.systemd_cgroup else ()
 
+    @cached_property
+    def handed_over(self) -> list[str]:
+        """The arguments of this call as the real runtime understands them."""
+        if self.config.handler != "RUNSC":
+            return self.call.argv
+        from shim.dialects.runsc import translate
 
-def engine_settings(
-    config: Config, tools: Tools, root: str, directory: Path, *, runtime_args: tuple[str, ...] = ()
-) -> EngineSettings:
-    """Where an engine finds things, for one container of one caller."""
-    return EngineSettings(
-        runtime_path=config.runtime_path,
-        root_path=Path(root),
-        state_path=directory,
-        search_path=tools.search_path,
-        python_path=tools.python_path,
-        runtime_args=runtime_args,
-    )
+        return translate(self.call, list(self.config.runtime_args))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+
 from engines.api import EngineError
 from shim import annotations, bundle, log, restore, state
 from shim.annotations import Wish
-from shim.errors import AdmissionRefused, ShimError
+from shim.checkpointable import without_io_uring
+from shim.errors import AdmissionRefused, Busy, NotUndone, ShimError, Unsettled
 from shim.images.layout import parse_reference
 from shim.images.store import Image
 from shim.verbs.context import Context
 
 # Restore has no use for these options of create.
-_NOT_FOR_RESTORE = frozenset({"bundle", "pid-file", "console-socket", "no-new-keyring", "pidfd-socket"})
+_NOT_FOR_RESTORE = frozenset({"bundle", "pid-file", "console-socket", "no-new-keyring"})
 
 
 def serve(context: Context) -> int | None:
@@ -25,18 +28,24 @@ def serve(context: Context) -> int | None:
     except AdmissionRefused as error:
         _audit(context, "refused", "", str(error))
         raise
-    _clear(context)
+    if _clear(context):
+        return None  # the runtime will say that the id is taken
     if wish.checkpointable:
-        spec = restore.checkpointable(context.bundle_path, spec)
+        spec = without_io_uring(spec)
+        bundle.write_spec(context.bundle_path, spec)
     if not wish.restores:
         return None
     try:
         return _restore(context, spec, wish)
+    except (NotUndone, Busy) as error:
+        _audit(context, "restore", wish.restore_from or str(wish.foreign_path), f"failed: {error}")
+        raise
     except (ShimError, EngineError) as error:
         name = wish.restore_from or str(wish.foreign_path)
         refused = isinstance(error, ShimError)
         _audit(context, "refused" if refused else "restore", name, f"{wish.on_failure}: {error}")
-        if wish.on_failure == "cold-start":
+        undone = not isinstance(error, EngineError) or error.undone
+        if wish.on_failure == "cold-start" and undone:
             return None
         raise
 
@@ -45,21 +54,28 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish) -> int | None:
     image = _find_image(context, wish)
     if not wish.applies_to(image.manifest.source.container_name):
         return None
-    target = restore.Target(
-        container_id=context.container_id,
-        root=context.call.root,
-        directory=context.directory,
-        bundle_path=context.bundle_path,
-        settings=context.engine_settings,
-        pid_file_path=context.option_path("pid-file"),
-        console_socket_path=context.option_path("console-socket"),
-        extra_args=_extra_args(context),
-    )
+    target = _target(context)
+    status = 0
     with state.locked(context.directory, wait_s=1.0, create=True):
         found, findings = restore.at_create(context.config, context.store, image, target, spec, wish)
+        if found.phase == "restoring":  # the engine restores in `start`, into what is created here
+            status = _create(context)
+            if status:
+                state.remove(context.directory)
+                return status
+            found = state.advance(context.directory, found, "held")
     warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
     _audit(context, "restore", found.image, "held", digest=found.digest, warnings=warnings)
     return 0
+
+
+def _create(context: Context) -> int:
+    """Let the real runtime create the container, with all that this call has; its exit status.
+
+    It writes its own errors where the caller reads them.
+    """
+    argv = [str(context.config.runtime_path), *context.handed_over]
+    return subprocess.run(argv, check=False, close_fds=False).returncode
 
 
 def _find_image(context: Context, wish: Wish) -> Image:
@@ -80,30 +96,49 @@ def _find_image(context: Context, wish: Wish) -> Image:
             f"could not restore image '{reference}': a pod of namespace '{wish.namespace}' may use only the "
             f"images of its own; import it with --namespace {wish.namespace or '(none)'}"
         )
-    return context.store.resolve(reference)
+    try:
+        return context.store.resolve(reference)
+    except Unsettled:
+        from shim.checkpoint import settle  # seldom
+
+        settle(context.config, context.store)
+        return context.store.resolve(reference)
 
 
-def _clear(context: Context) -> None:
-    """Undo what an earlier call for this id left when it was killed; a container that lives is left alone."""
-    directory = context.directory
-    if not directory.exists():
-        return
-    with state.locked(directory, wait_s=1.0, create=True):
-        found = state.load(directory)
-        if found is not None and found.phase == "restoring":
-            context.engine(found.engine).undo(context.container_id)
-        elif found is not None:
-            try:
-                bundle.runtime_state(context.config.runtime_path, context.call.root, context.container_id)
-            except ShimError:
-                pass  # deleted without us: only our state is left
-            else:
-                return  # the runtime will say that the id is taken
-        state.remove(directory)
+def _target(context: Context) -> restore.Target:
+    return restore.Target(
+        container_id=context.container_id,
+        root=context.call.root,
+        directory=context.directory,
+        bundle_path=context.bundle_path,
+        settings=context.engine_settings,
+        pid_file_path=context.option_path("pid-file"),
+        console_socket_path=context.option_path("console-socket"),
+        extra_args=_extra_args(context),
+    )
+
+
+def _clear(context: Context) -> bool:
+    """Undo what an earlier call for this id left when it was killed; whether a container of this id lives."""
+    if not context.directory.exists():
+        return False
+    with state.locked(context.directory, wait_s=1.0, create=True):
+        found = state.load(context.directory)
+        alive = restore.clear(context.config, _target(context))
+        if found is not None and found.phase == "restoring" and context.config.handler == "RUNSC":
+            # A second `create` of an id would cost a container that is there its state.
+            bundle.ask_runtime(
+                context.config.runtime_path,
+                (*context.config.runtime_args, "--root", context.call.root),
+                *("delete", "--force", context.container_id),
+            )
+        return alive
 
 
 def _extra_args(context: Context) -> tuple[str, ...]:
     options = context.call.options
+    if context.config.handler == "RUNSC":
+        return ()  # the call itself goes to runsc
     unfit = sorted(set(options) - _NOT_FOR_RESTORE - {"no-pivot", "detach"})
     if unfit:
         raise ShimError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 
+from engines.api import EngineUnavailable
 from shim import bundle, state
 from shim.errors import ShimError
 from shim.verbs.context import Context
@@ -21,27 +22,28 @@ def serve(context: Context) -> int | None:
     directory = context.directory
     if force:
         state.interrupt(directory)
-    try:
-        with state.locked(directory, wait_s=WAIT_S if force else 1.0):
-            found = state.load(directory)
-            # Before the runtime deletes: below a half-made restore its root file system is mounted again.
-            engine = found.engine if found is not None else state.engine_at_work(directory)
-            if engine is not None:
+    with contextlib.ExitStack() as lock:
+        try:
+            lock.enter_context(state.locked(directory, wait_s=WAIT_S if force else 1.0))
+        except FileNotFoundError:
+            return None  # it went away between the entry point's look and ours
+        found = state.load(directory)
+        # Before the runtime deletes: below a half-made restore its root file system is mounted again.
+        engine = found.engine if found is not None else state.engine_at_work(directory)
+        if engine is not None:
+            with contextlib.suppress(EngineUnavailable):  # gone from the node, and what it left with it
                 context.engine(engine).undo(context.container_id)
-            held = found is not None and found.phase != "running"
-            flags = ("--force",) if force or held else ()
-            answer = bundle.ask_runtime(
-                context.config.runtime_path,
-                (*context.runtime_args, "--root", context.call.root),
-                "delete",
-                *flags,
-                context.container_id,
-            )
-            if answer.returncode and "does not exist" not in answer.stderr:
-                cause = answer.stderr.strip().rpartition("\n")[2]
-                raise ShimError(f"could not delete container '{context.container_id}': {cause}")
-            state.remove(directory)
-    except FileNotFoundError:
-        shutil.rmtree(directory, ignore_errors=True)
-        return None
+        held = found is not None and found.phase != "running"
+        flags = ("--force",) if force or held else ()
+        answer = bundle.ask_runtime(
+            context.config.runtime_path,
+            (*context.config.runtime_args, *context.runtime_args, "--root", context.call.root),
+            "delete",
+            *flags,
+            context.container_id,
+        )
+        if answer.returncode and "does not exist" not in answer.stderr:
+            cause = answer.stderr.strip().rpartition("\n")[2]
+            raise ShimError(f"could not delete container '{context.container_id}': {cause}")
+        state.remove(directory)
     return 0

@@ -19,13 +19,15 @@ VERBS = {
     "delete": "shim.verbs.delete",
     "exec": "shim.verbs.held",
     "features": "shim.verbs.features",
-    "kill": "shim.verbs.kill",
     "pause": "shim.verbs.held",
     "restore": "shim.verbs.restore",
     "resume": "shim.verbs.held",
     "start": "shim.verbs.start",
     "state": "shim.verbs.state",
 }
+
+ALWAYS = frozenset({"delete", "features", "state"})
+"""Served by the real runtime if torpor cannot: containers must stop however broken torpor is."""
 
 
 class Verb(Protocol):
@@ -52,5 +54,7 @@ def serve(call: Call, settings: Mapping[str, str]) -> int | None:
         from pathlib import Path
 
         message = log.internal_error(error, Path(settings.get("STATE") or DEFAULT_STATE))
+    if call.verb in ALWAYS:
+        return None
     log.runtime_error(message, log_path=call.log, log_format=call.log_format)
     return 255 if call.verb == "exec" else 1

@@ -13,7 +13,7 @@ from shim.version import VERSION
 def serve(context: Context) -> int | None:
     """Print the runtime's features with torpor's annotations added; the runtime's own failure is its own."""
     answer = subprocess.run(
-        [str(context.config.runtime_path), *context.call.argv],
+        [str(context.config.runtime_path), *context.handed_over],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

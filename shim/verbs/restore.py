@@ -47,6 +47,12 @@ def serve(context: Context) -> int | None:
         raise ImageNotFound(
             f"could not restore container '{container_id}': {image_path} is no directory; give --image-path"
         )
+    if context.config.handler == "RUNSC":
+        raise UsageError(
+            f"could not restore container '{container_id}': under runsc a container wakes up when it is "
+            "started; take the image with torpor checkpoint, and create a container with the annotation "
+            "torpor.dev/restore-from"
+        )
     spec = bundle.read_spec(context.bundle_path)
     annotations.read(spec, foreign=False)
     if "lazy-pages" in options:
