@@ -3,12 +3,14 @@
 runc talks to CRIU over RPC. A file named by CRIU_CONFIG_FILE in runc's environment is read before the RPC
 fields: enough for everything runc says nothing about, on dump and on restore, so that no container needs an
 annotation. Yes-or-no settings that runc does send go as runc's own flags.
-/etc/criu/runc.conf (or the file a container's `org.criu.config` names) is read after the RPC fields and wins
-over them: a directive there that moves files or changes what becomes of the tasks is refused.
+The system's and the user's default.conf are read before them, /etc/criu/runc.conf (or the file a container's
+`org.criu.config` names) after, and wins: a directive in one of them that moves files or changes what becomes
+of the tasks is refused.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -32,7 +34,8 @@ _SPOILERS = frozenset(
     external freeze-cgroup images-dir inherit-fd join-ns lazy-pages leave-running leave-stopped log-file
     lsm-mount-context lsm-profile manage-cgroups network-lock no-default-config page-server pidfile port
     pre-dump-mode prev-images-dir ps-socket restore-detached restore-sibling root service-address shell-job
-    skip-mnt status-fd stream tcp-close tcp-established tls track-mem tree unprivileged veth-pair work-dir
+    skip-file-rwx-check skip-mnt status-fd stream tcp-close tcp-established tls track-mem tree unprivileged
+    veth-pair work-dir
     """.split()  # noqa: SIM905
 )
 _HARMLESS = {("network-lock", "nftables"), ("manage-cgroups", "ignore"), ("tcp-established", "")}
@@ -80,10 +83,25 @@ def spoilers(path: Path) -> list[str]:
     return found
 
 
+def files() -> tuple[str, ...]:
+    """The configuration files that CRIU reads unasked: the machine's, and this user's."""
+    home = os.environ.get("HOME")
+    return (*SYSTEM_FILES, f"{home}/.criu/default.conf") if home else SYSTEM_FILES
+
+
 def check_system(annotated: str | None = None) -> tuple[Finding, ...]:
-    """Findings about the machine's configuration files, and about the one a container names."""
+    """Findings about the configuration files that CRIU reads unasked, and about the one a container names."""
     found: list[Finding] = []
-    for name in [*SYSTEM_FILES, *([annotated] if annotated else [])]:
+    for name in [*files(), *([annotated] if annotated else [])]:
+        if _writable_by_others(Path(name)):
+            found.append(
+                Finding(
+                    rule="criu.config",
+                    severity="refuse",
+                    message=f"{name} can be written by others than root, and can make CRIU run what it names",
+                    remedy=f"chown root {name} && chmod 644 {name}",
+                )
+            )
         bad = spoilers(Path(name))
         if bad:
             found.append(
@@ -95,3 +113,11 @@ def check_system(annotated: str | None = None) -> tuple[Finding, ...]:
                 )
             )
     return tuple(found)
+
+
+def _writable_by_others(path: Path) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return bool(status.st_mode & 0o022) or status.st_uid not in (0, os.geteuid())

@@ -72,7 +72,12 @@ def probe(settings: EngineSettings) -> tuple[Finding, ...]:
     found = [*tools(settings), *config.check_system()]
     if os.geteuid() != 0:
         found.append(
-            Finding(rule="criu.root", severity="refuse", message="not root", remedy="run it as root")
+            Finding(
+                rule="criu.root",
+                severity="refuse",
+                message="not running as root: containers can be neither dumped nor restored",
+                remedy="run as root",
+            )
         )
     if any(finding.severity == "refuse" for finding in found):
         return tuple(found)

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from engines.api import Finding
+from engines import registry
+from engines.api import EngineSettings, Finding
 from shim.toolchain import node, smoke
 from shim.toolchain.find import Tools, default_prefix, find_tools
 from shim.toolchain.install import read_record
@@ -42,7 +43,7 @@ def command(ctx: click.Context, prefix: Path | None, as_json: bool) -> None:
     rows = [
         _tool_row(unit, tools, finding) for unit, finding in zip(UNITS, smoke.run(tools, UNITS), strict=True)
     ]
-    findings = node.check(tools)
+    findings = (*node.check(), *_engine(tools))
     reasons = obstacles(rows, findings)
     if as_json:
         document = {
@@ -68,6 +69,19 @@ def obstacles(rows: list[dict[str, str]], findings: tuple[Finding, ...]) -> list
     if not good.intersection(CALLERS):
         reasons.append("neither containerd nor Podman works here")
     return reasons
+
+
+def _engine(tools: Tools) -> tuple[Finding, ...]:
+    """What the CRIU engine says of this node: it judges every call by the same rules."""
+    nowhere = Path("/nonexistent")
+    settings = EngineSettings(
+        runtime_path=tools.runc or nowhere,
+        root_path=nowhere,
+        state_path=nowhere,
+        search_path=tools.search_path,
+        python_path=tools.python_path,
+    )
+    return registry.create("criu", settings).probe()
 
 
 def _tool_row(unit: Unit, tools: Tools, finding: Finding) -> dict[str, str]:

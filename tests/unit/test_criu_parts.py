@@ -19,6 +19,7 @@ from engines.registry import choose, create, names
         ("--log-file=/x", ["log-file"]),
         ("  action-script  /x  # why", ["action-script"]),
         ("network-lock iptables", ["network-lock"]),
+        ("skip-file-rwx-check", ["skip-file-rwx-check"]),
         ("network-lock nftables", []),
         ("network-lock = 'nftables'", []),
         ("manage-cgroups=ignore", []),
@@ -31,6 +32,31 @@ def test_only_directives_that_spoil_a_call_are_named(tmp_path: Path, line: str, 
     path = tmp_path / "runc.conf"
     path.write_text(f"{line}\n")
     assert config.spoilers(path) == found
+
+
+@pytest.mark.parametrize("place", ["etc/criu/default.conf", "etc/criu/runc.conf", "home/.criu/default.conf"])
+def test_every_file_that_criu_reads_unasked_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(
+        config, "SYSTEM_FILES", tuple(str(tmp_path / name[1:]) for name in config.SYSTEM_FILES)
+    )
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text("tcp-established\n")
+    path.chmod(0o644)
+    assert config.check_system() == ()
+    path.write_text("# a comment with exec-cmd\naction-script /tmp/x.sh\n")
+    (found,) = config.check_system()
+    assert (found.rule, found.severity) == ("criu.config", "refuse")
+    assert f"{path} sets action-script" in found.message
+    assert str(path) in found.remedy
+    path.write_text("")
+    path.chmod(0o664)
+    (found,) = config.check_system()
+    assert (found.rule, found.severity) == ("criu.config", "refuse")
+    assert "chmod 644" in found.remedy
 
 
 def test_options_of_a_restore() -> None:

@@ -118,3 +118,17 @@ def test_doctor_for_machines(old_node: Path) -> None:
     assert criu["path"] == str(old_node / "bin/criu")
     assert criu["severity"] == "refuse"
     assert {"rule", "severity", "message", "remedy"} == set(report["node"][0])
+
+
+def test_doctor_asks_the_engine(tmp_path: Path) -> None:
+    """What would make it refuse a call must not look well here."""
+    false_tool(tmp_path / "bin", "runc", "exit 1")
+    settings = tmp_path / ".criu/default.conf"
+    settings.parent.mkdir()
+    settings.write_text("exec-cmd\n")
+    done = torpor("doctor", "--json", "--prefix", tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    refused = {row["rule"]: row["message"] for row in report["node"] if row["severity"] == "refuse"}
+    assert f"{settings} sets exec-cmd" in refused["criu.config"]
+    assert refused["criu.config"] in report["obstacles"]
