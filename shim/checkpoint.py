@@ -331,9 +331,10 @@ class _Job:
                 self._complete()
         except BaseException:
             self._join()
-            if self._reached:  # then the engine found the directory empty: all that is in it is this call's
+            # A caller's directory: the engine found it empty, so that all that is in it is this call's. The
+            # store's staging goes by itself, and may hold an image that was replaced and comes back.
+            if self._reached and self.wanted.extras_path.parent == self.wanted.image_path:
                 _empty(self.wanted.image_path)
-                shutil.rmtree(self.wanted.extras_path, ignore_errors=True)
             raise
         return stats
 

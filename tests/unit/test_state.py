@@ -138,3 +138,26 @@ def test_a_lock_on_a_removed_directory_is_no_lock(tmp_path: Path) -> None:
         pass
     with state.locked(directory, wait_s=0, create=True):
         assert (directory / state.LOCK).read_text().split()[0] == str(os.getpid())
+
+
+def test_state_is_for_root_alone_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        state.make_private(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(old)
+    for name in ("a", "a/b", "a/b/c"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_call_that_leaves_does_not_take_the_next_holder_s_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "c1"
+    with state.locked(directory, wait_s=0, create=True):
+        state.remove(directory)
+        process = hold(directory)  # anew
+    try:
+        with pytest.raises(Busy), state.locked(directory, wait_s=0):
+            pass
+    finally:
+        process.kill()
+        process.wait()

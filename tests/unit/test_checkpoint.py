@@ -1,0 +1,177 @@
+"""A checkpoint into the store is whole or has not happened, whatever fails when."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import registry
+from engines.api import CheckpointRequest, DumpFailed, DumpStats, EngineSettings, Needs, PhaseInfo
+from shim import checkpoint
+from shim.checkpoint import Source, into_store
+from shim.config import Config
+from shim.errors import Unsettled
+from shim.images import layout
+from shim.images.layout import Reference
+from shim.images.store import Store
+
+NEEDS = Needs(engine="criu", image_version="2", tasks=(), namespaces={})
+WEB = Reference(namespace="", name="web")
+
+
+class Engine:
+    """Dumps a word. fails: raise after the image was declared complete."""
+
+    name = "criu"
+    capabilities = frozenset({"leave-running", "phases"})
+
+    def __init__(self, word: str = "one", *, fails: bool = False) -> None:
+        self.word = word
+        self.fails = fails
+        self.undone: list[str] = []
+
+    def inspect(self, image_path: Path, /) -> Needs:
+        assert (image_path / "inventory.img").is_file()
+        return NEEDS
+
+    def checkpoint(self, request: CheckpointRequest, /) -> DumpStats:
+        request.image_path.mkdir()
+        (request.image_path / "inventory.img").write_text(self.word)
+        assert request.on_phase
+        info = PhaseInfo(pid=1, netns_path=None, lock_table=None)
+        request.on_phase("frozen", info)
+        request.on_phase("dumped", info)
+        if self.fails:
+            raise DumpFailed(
+                "could not checkpoint container 'c': the end was missing; try again", after="running"
+            )
+        return DumpStats(frozen_s=0.1, total_s=0.2, image_bytes=3)
+
+    def undo(self, container_id: str, /) -> None:
+        self.undone.append(container_id)
+
+
+class Place:
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self.monkeypatch = monkeypatch
+        self.runtime = path / "runc"
+        self.store = Store(path / "store")
+        bundle = path / "bundle"
+        (bundle / "rootfs").mkdir(parents=True)
+        (bundle / "rootfs" / "file").write_text("x")
+        (bundle / "config.json").write_text(
+            json.dumps({"process": {"args": ["x"]}, "root": {"path": "rootfs"}})
+        )
+        self.lives(False)
+        settings = EngineSettings(
+            runtime_path=self.runtime, root_path=path, state_path=path / "run" / "c", search_path="/bin"
+        )
+        self.source = Source(
+            container_id="c",
+            root=str(path),
+            directory=path / "run" / "c",
+            bundle_path=bundle,
+            settings=settings,
+        )
+        self.config = Config(runtime_path=self.runtime, state_path=path / "run", store_path=path / "store")
+
+    def lives(self, alive: bool) -> None:
+        state = json.dumps({"id": "c", "status": "running", "pid": 1, "bundle": "/b"})
+        self.runtime.write_text(f"#!/bin/sh\n[ {alive:d} = 1 ] && echo '{state}'\n")
+        self.runtime.chmod(0o755)
+
+    def take(self, engine: Engine, **more: Any) -> str:
+        self.monkeypatch.setattr(registry, "choose", lambda *_: engine)
+        image, _ = into_store(self.source, self.config, self.store, WEB, stop=True, full_copy=True, **more)
+        return image.digest
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
+
+
+def test_a_stopping_checkpoint_ends_settled(place: Place) -> None:
+    digest = place.take(Engine())
+    image = place.store.resolve(WEB)
+    assert image.digest == digest
+    assert not (image.path / layout.PENDING).exists()
+    assert (image.path / layout.TIMINGS).is_file()
+    place.store.verify(image, pages=True)
+
+
+def test_a_failure_after_the_image_got_its_name_takes_it_back(place: Place) -> None:
+    with pytest.raises(DumpFailed):
+        place.take(Engine(fails=True))
+    assert not place.store.list()
+    assert not list((place.path / "store" / "staging").iterdir())
+
+
+def test_such_a_failure_gives_a_replaced_image_back(place: Place) -> None:
+    digest = place.take(Engine("old"))
+    with pytest.raises(DumpFailed):
+        place.take(Engine("new", fails=True), replace=True)
+    assert place.store.resolve(WEB).digest == digest
+    place.store.verify(place.store.resolve(WEB), pages=True)
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["source-lives", "source-gone"])
+def test_one_that_was_killed_is_settled_by_its_source(
+    place: Place, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    place.take(Engine())
+    path = place.store.resolve(WEB).path
+    note = {
+        "schema": 1,
+        "container_id": "c",
+        "root": str(place.path),
+        "directory": str(place.source.directory),
+        "pid": 2**22 + 1,
+        "pid_start": "1",
+    }
+    (path / layout.PENDING).write_text(json.dumps(note))
+    with pytest.raises(Unsettled):
+        place.store.resolve(WEB)
+    engine = Engine()
+    monkeypatch.setattr(registry, "create", lambda *_: engine)
+    place.lives(alive)
+    checkpoint.settle(place.config, place.store)
+    assert engine.undone == ["c"]
+    assert bool(place.store.list()) is not alive
+    if not alive:
+        place.store.verify(place.store.resolve(WEB), pages=True)
+
+
+def test_one_that_is_being_taken_is_left_alone(place: Place) -> None:
+    place.take(Engine())
+    path = place.store.resolve(WEB).path
+    (path / layout.PENDING).write_bytes(checkpoint._pending(place.source))
+    checkpoint.settle(place.config, place.store)
+    assert (path / layout.PENDING).exists()
+
+
+def test_times_that_cannot_be_kept_do_not_spoil_a_checkpoint(place: Place) -> None:
+    place.store.ensure()
+    (place.path / "store" / "timings").write_text("in the way")
+    place.take(Engine())
+    assert place.store.resolve(WEB)
+
+
+def test_an_image_in_use_is_neither_removed_nor_replaced(place: Place) -> None:
+    from engines.api import ImageError
+
+    place.take(Engine())
+    image = place.store.resolve(WEB)
+    with place.store.using(image):
+        with pytest.raises(ImageError, match="is being restored"):
+            place.store.remove(WEB)
+        with pytest.raises(ImageError, match="is being restored"):
+            place.take(Engine("new"), replace=True)
+        assert place.store.resolve(WEB).digest == image.digest
+    place.store.remove(WEB)
+    assert os.listdir(place.path / "store" / "staging") == []
