@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from engines.api import CheckpointRequest, ReleaseRequest, RestoreRequest
+from engines.api import CheckpointRequest, PhaseInfo, ReleaseRequest, RestoreRequest
 from engines.criu.journal import Journal, alive, start_time
 from engines.criu.undo import call_processes
 from tests.support.containers import (
@@ -281,3 +281,45 @@ def test_killed_restore(place: CriuLab, victim: Victim) -> None:
         seen[outcome] = seen.get(outcome, 0) + 1
     print(f"{victim}: {seen} of {POINTS} kills over {whole_s:.3f} s")
     assert seen.get("ran", 0) <= POINTS / 4
+
+
+def test_a_late_guardian_leaves_the_next_call_alone(place: CriuLab) -> None:
+    """The next call has undone the killed one and is at work when the guardian of the killed one wakes up."""
+    source = place.start()
+    state = str(place.state_path(source))
+    killed = Call(
+        place,
+        "checkpoint",
+        source,
+        dump_request(place, source, place.image_root / "killed", leave_running=True),
+    )
+
+    def guardians() -> list[int]:
+        return [pid for pid, line in processes_with(state) if "guardian.py" in line]
+
+    (guardian,) = until(guardians, what="there is a guardian")
+    os.kill(guardian, signal.SIGSTOP)
+    killed.process.kill()
+    killed.process.wait()
+
+    def wake_it(phase: str, info: PhaseInfo) -> None:
+        if phase == "frozen":
+            os.kill(guardian, signal.SIGCONT)
+            until(lambda: guardian not in guardians(), what="the late guardian ends")
+
+    image = place.image_root / "next"
+    place.engine(source).checkpoint(
+        CheckpointRequest(
+            container_id=source,
+            bundle_path=place.bundle(source),
+            image_path=image,
+            timeout_s=60,
+            on_phase=wake_it,
+        )
+    )
+    assert not (place.image_root / "killed").exists()
+    place.kill(source)
+    target = place.prepare()
+    place.restore(place.engine(target), wake_request(place, target, image, "close"))
+    place.engine(target).release(ReleaseRequest(container_id=target, timeout_s=10))
+    until(lambda: place.progress(target) > 1, what="it wakes up")
