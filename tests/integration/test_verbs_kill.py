@@ -203,3 +203,25 @@ def test_killed_restore_at_create(scene: Scene) -> None:
     until(lambda: scene.lab.runc.state(container_id).get("status") == "stopped")
     assert scene.call("delete", container_id).wait(30) == 0
     assert not scene.residue(container_id)
+
+
+def test_a_second_create_of_a_held_container_changes_nothing(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    bundle = scene.bundle(name)
+    first = scene.lab.runc.run(bundle, name)
+    until(lambda: first.last_tick() > 5)
+    scene.torpor("checkpoint", name, "--root", scene.lab.runc.root, "--name", "web", "--stop")
+    scene.lab.runc.delete(name)
+    container_id, output = scene.lab.new_id("held"), Output()
+    target = scene.bundle(container_id, annotations={"torpor.dev/restore-from": "web"})
+    words = ("create", "--bundle", target, "--pid-file", target / "pid", container_id)
+    assert scene.call(*words, output=output).wait(60) == 0, output.text
+    again = Output()
+    assert scene.call(*words, output=again).wait(60) != 0
+    until(again.ended)
+    assert "already" in again.text  # runc's own words
+    assert not output.ticks()
+    assert scene.call("start", container_id).wait(30) == 0
+    until(lambda: output.last_tick() > first.last_tick())
+    assert scene.call("delete", "--force", container_id).wait(30) == 0
+    assert not scene.residue(container_id)
