@@ -40,7 +40,6 @@ from engines.api import (
 from engines.criu import cgroups
 from engines.criu.engine import CriuEngine, check_target
 from engines.criu.journal import start_time
-from engines.criu.undo import remove_partial
 from engines.cuda import devices, holders, node, records, stage
 from engines.cuda.devices import Unfit
 from engines.cuda.driver import Driver, Way
@@ -124,16 +123,14 @@ class CudaEngine:
             if request.on_phase:
                 request.on_phase(phase, info)
 
-        with self._off_gpu(found, "checkpoint", words, deadline):
+        call = self._call("checkpoint", found, found.running())
+        call.image, call.image_made = str(request.image_path), made
+        with self._off_gpu(found, call, words, deadline):
             gpu_s = time.monotonic() - started
             left_s = max(0.5, deadline - time.monotonic())
             stats = self._criu.checkpoint(replace(request, on_phase=on_phase, timeout_s=left_s))
             if request.leave_running:
-                try:
-                    self._on_gpu(found, words)
-                except BaseException:
-                    remove_partial(request.image_path, made=made)
-                    raise
+                self._on_gpu(found, words)
             else:
                 records.remove(self._settings.state_path / records.SUSPENDED)
         return replace(stats, gpu_s=gpu_s if found.running() else 0.0, total_s=time.monotonic() - started)
@@ -141,7 +138,7 @@ class CudaEngine:
     # --- the GPU's stage -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _off_gpu(self, found: Found, operation: str, words: str, deadline: float) -> Generator[None]:
+    def _off_gpu(self, found: Found, call: Call, words: str, deadline: float) -> Generator[None]:
         """The container's GPU memory is in host memory in the body; if that fails, it is as it was before."""
         processes = found.running()
         if not processes:
@@ -149,7 +146,7 @@ class CudaEngine:
             return
         state_path = self._settings.state_path
         records.write_asleep(state_path / records.SUSPENDED, found.asleep)
-        guarded = Guarded(state_path, self._call(operation, found, processes))
+        guarded = Guarded(state_path, call)
         try:
             with guarded:
                 if found.freezer and found.frozen:
@@ -305,7 +302,7 @@ class CudaEngine:
         if not found.running():
             cause = "they are suspended" if found.processes else "none of its processes uses a GPU"
             raise InvalidRequest(f"{words}: {cause}; see `torpor gpu ps`", after="running")
-        with self._off_gpu(found, "suspend", words, deadline):
+        with self._off_gpu(found, self._call("suspend", found, found.running()), words, deadline):
             pass
         return tuple(replace(process, state="suspended") for process in _told(found))
 

@@ -50,8 +50,8 @@ class Call:
     """A call that is under way, for whoever must undo it.
 
     operation: "checkpoint", "suspend", "resume", "release" or "restore". processes: (pid, start time) on the
-    host, in the order in which they were locked; empty while they are not yet known. groups: the container's
-    cgroups. was_frozen: by somebody else, before.
+    host, in the order in which they were locked. groups: the container's cgroups. was_frozen: by somebody
+    else, before. image: what a dump writes, image_made: its directory did not exist before.
     """
 
     operation: str
@@ -63,6 +63,8 @@ class Call:
     was_frozen: bool
     processes: list[tuple[int, int]]
     pairs: dict[str, str] = field(default_factory=dict[str, str])
+    image: str = ""
+    image_made: bool = False
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

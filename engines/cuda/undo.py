@@ -18,6 +18,7 @@ from pathlib import Path
 
 from engines.criu import cgroups
 from engines.criu import undo as criu
+from engines.criu.journal import alive
 from engines.cuda import guardian, records, stage
 from engines.cuda.records import Call
 
@@ -65,6 +66,9 @@ def _undo(state_path: Path, call: Call) -> list[str]:
         return _end(call) if problems else []
     if freezer and call.was_frozen:
         freezer.freeze(timeout_s=_FREEZE_S)
+    if call.image and any(alive(*process) for process in call.processes):
+        # The source was to run on, and whoever wanted the image does not know that it is complete.
+        criu.remove_partial(Path(call.image), made=call.image_made)
     if call.operation in ("checkpoint", "suspend") and not problems:
         records.remove(state_path / records.SUSPENDED)
     return problems

@@ -7,9 +7,11 @@ import os
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engines.api import EngineSettings
 from engines.cuda import records
 from engines.cuda.driver import Way
 from engines.cuda.engine import CudaEngine
@@ -137,7 +139,14 @@ class CudaLab(CriuLab):
         self.fabric = fabric
         self._way: Way | None = way
 
-    def engine(self, container_id: str) -> CudaEngine:
+    def settings(self, container_id: str, runtime_path: Path | None = None) -> EngineSettings:
+        """An engine's settings for a container; the fake program is on its path."""
+        made = super().settings(container_id, runtime_path)
+        return replace(made, search_path=f"{self.fabric.program.parent}:{made.search_path}")
+
+    def engine(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, container_id: str
+    ) -> CudaEngine:
         return CudaEngine(self.settings(container_id), self._way)
 
     def prepare(
@@ -145,7 +154,7 @@ class CudaLab(CriuLab):
     ) -> str:
         """A bundle for a new container that sees the fabric."""
         words = list(args) or self.fabric.program_words()
-        mounts = [self.fabric.mount()]
+        mounts = [self.fabric.mount(), *spec.pop("mounts", ())]
         return super().prepare(netns_path=netns_path, args=words, name=name, mounts=mounts, **spec)
 
     def start(
