@@ -34,6 +34,10 @@ def judge(
         rootfs_path=rootfs_path,
     )
     found = [finding for rule in rules.ALL for finding in rule(case)]
+    if needs.gpus:
+        from compat import gpus  # few images need it
+
+        found += gpus.check(needs, spec)
     return (*found, *rules.files(needs, spec, rootfs_path, complete=False))
 
 
