@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from engines.api import Finding
 
-GHOST_LIMIT_BYTES = 256 << 20
+GHOST_LIMIT_BYTES = 4095 << 20
 """Largest unlinked file that is carried in an image. CRIU's default of 1 MiB fails many databases."""
 
 SYSTEM_FILES = ("/etc/criu/default.conf", "/etc/criu/runc.conf")
@@ -41,8 +42,8 @@ _SPOILERS = frozenset(
 _HARMLESS = {("network-lock", "nftables"), ("manage-cgroups", "ignore"), ("tcp-established", "")}
 
 
-def dump_config(script_path: str) -> str:
-    """The file for a dump; script_path: the action script of this call."""
+def dump_config(script_path: str, *, watched: Iterable[str] = ()) -> str:
+    """The file for a dump; script_path: the action script of this call; watched: see `watches`."""
     return "\n".join(
         [
             "network-lock nftables",
@@ -51,6 +52,7 @@ def dump_config(script_path: str) -> str:
             "tcp-established",
             "skip-in-flight",
             "link-remap",
+            *(f"irmap-scan-path {path}" for path in watched),
             "",
         ]
     )

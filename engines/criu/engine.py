@@ -39,7 +39,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.criu import calls, cgroups, config, foresee, mapped, probe, wire
+from engines.criu import calls, cgroups, config, foresee, mapped, probe, tree, wire
 from engines.criu.journal import Journal, mount_points, real_path, start_time
 from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
@@ -102,9 +102,9 @@ class CriuEngine:
         return self._dump(request, "pre-dump")
 
     def checkpoint(self, request: CheckpointRequest, /) -> DumpStats:
-        """Dump. Raises InvalidRequest, ImageExists, EngineUnavailable, NotSupported, DumpFailed, EngineTimeout.
+        """Dump. Raises InvalidRequest, ImageExists, EngineUnavailable, NotSupported, DumpFailed.
 
-        What on_phase raises is raised again.
+        Also EngineTimeout. What on_phase raises is raised again.
         """
         return self._dump(request, "checkpoint")
 
@@ -136,7 +136,9 @@ class CriuEngine:
         elif request.leave_running:
             argv += ["--leave-running"]
         argv += [*config.DUMP_FLAGS, *request.extra_args, request.container_id]
-        phases = DumpStages(request, journal, container, freezer, quiet=operation == "pre-dump")
+        phases = DumpStages(
+            request, journal, container, freezer, quiet=operation == "pre-dump", timers=outlook.timers
+        )
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             if made:
                 request.image_path.mkdir(mode=0o700)
@@ -262,7 +264,7 @@ class CriuEngine:
             return False
         stay = wire.stopped_pids(request.image_path)
         for task in cgroups.tasks(cgroups.strictly_own(groups)):
-            if _inner_pid(task) not in stay:
+            if tree.inner(task) not in stay:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task, signal.SIGCONT)
         return True
@@ -410,12 +412,3 @@ def _check_stopped(groups: cgroups.Groups, freezer: cgroups.Freezer | None, word
                     "a cgroup v1 freezer; continue it (SIGCONT) or end it, then try again",
                     after="running",
                 )
-
-
-def _inner_pid(pid: int) -> int:
-    """A process's pid in its innermost pid namespace, 0 if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return int(text.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])

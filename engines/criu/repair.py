@@ -17,8 +17,8 @@ _PIDFD_GETFD = 438  # the same on every architecture
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _borrow(pidfd: int, descriptor: int) -> int:
-    """Our own copy of another process's descriptor. Raises OSError."""
+def borrow(pidfd: int, descriptor: int) -> int:
+    """Our own copy of another process's descriptor, which it does not notice. Raises OSError."""
     copy = _libc.syscall(_PIDFD_GETFD, pidfd, descriptor, 0)
     if copy < 0:
         raise OSError(ctypes.get_errno(), "pidfd_getfd")
@@ -40,7 +40,7 @@ def end_repair(pid: int) -> int:
                 if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):  # noqa: PTH115
                     continue
                 with contextlib.ExitStack() as stack:
-                    copy = stack.enter_context(socket.socket(fileno=_borrow(pidfd, int(name))))
+                    copy = stack.enter_context(socket.socket(fileno=borrow(pidfd, int(name))))
                     inet = copy.family in (socket.AF_INET, socket.AF_INET6)
                     if not inet or copy.type != socket.SOCK_STREAM:
                         continue

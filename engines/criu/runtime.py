@@ -26,12 +26,17 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What a bundle says. netns: path of its network namespace, empty if the container makes its own."""
+    """What a bundle says.
+
+    netns: path of its network namespace, empty if the container makes its own. root_id: what the container's
+    root is on the host, 0 without a user namespace.
+    """
 
     rootfs_path: Path
     netns: str
     cgroups_path: str
     annotations: dict[str, str]
+    root_id: int = 0
 
 
 class Runtime:
@@ -88,6 +93,7 @@ class Runtime:
                 netns=netns,
                 cgroups_path=spec.get("linux", {}).get("cgroupsPath") or "",
                 annotations=spec.get("annotations") or {},
+                root_id=_root_id(spec.get("linux", {}).get("uidMappings") or []),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(
@@ -102,3 +108,7 @@ class Runtime:
             return None
         match = re.search(r"flag provided but not defined: -*([a-z-]+)", text)
         return f"--{match[1]}" if match else None
+
+
+def _root_id(mappings: list[dict[str, int]]) -> int:
+    return next((entry["hostID"] for entry in mappings if entry["containerID"] == 0), 0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from engines.api import CheckpointRequest, EngineTimeout, PhaseInfo, RestoreRequest
-from engines.criu import calls, cgroups, wire
+from engines.criu import calls, cgroups, extras, wire
 from engines.criu.journal import Journal
 from engines.criu.network import raise_loopback
 from engines.criu.phases import Stage
@@ -17,7 +18,7 @@ _VFORK_S = 0.002
 
 
 class DumpStages:
-    """Answers CRIU at the stages of a dump. quiet: a pre-dump, which has no phases."""
+    """Answers CRIU at the stages of a dump. quiet: a pre-dump, which has no phases; timers: see `foresee`."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class DumpStages:
         freezer: cgroups.Freezer | None,
         *,
         quiet: bool,
+        timers: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._request = request
         self._journal = journal
@@ -35,6 +37,7 @@ class DumpStages:
         theirs = Path(f"/proc/{container.pid}/ns/net")
         self._netns_path = None if theirs.readlink() == Path("/proc/self/ns/net").readlink() else theirs
         self._on_phase = None if quiet else request.on_phase
+        self._timers = timers
         self._told = False
         self.frozen_since = 0.0  # on the monotonic clock; 0 if it was not us who froze
         self.sizes: dict[str, int] = {}
@@ -89,6 +92,7 @@ class DumpStages:
             self._on_phase("frozen", PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=None))
 
     def _dumped(self) -> None:
+        extras.note(self._request.image_path, self._pid, self._journal.groups, self._timers)
         # Now: whoever is told that the image is complete may move it to its place.
         self.sizes = sizes_of(self._request.image_path)
         if self._on_phase:
@@ -121,7 +125,12 @@ class RestoreStages:
             theirs = Path(f"/proc/{stage.init_pid}/ns/net")
             if theirs.readlink() != Path("/proc/self/ns/net").readlink():
                 raise_loopback(theirs)
-        elif stage.action == "post-restore" and self._request.on_phase:
+        elif stage.action == "post-restore":
+            extras.apply(self._request.image_path, stage.init_pid, self._journal.groups)
+            self._restored(stage)
+
+    def _restored(self, stage: Stage) -> None:
+        if self._request.on_phase:
             netns = Path(self._journal.netns or f"/proc/{stage.init_pid}/ns/net")
             info = PhaseInfo(
                 pid=stage.init_pid, netns_path=netns, lock_table=wire.lock_table(self._request.image_path)

@@ -1,0 +1,395 @@
+"""What CRIU cannot dump or restore, found in a running container before it is touched.
+
+Everything here only reads /proc. What it says is what CRIU itself would run into, at the dump or, worse, at
+the restore, when the source has ended already. A state that comes up between this look and the freeze is
+CRIU's to refuse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engines.api import Finding
+from engines.criu import config, peers, tree
+from engines.criu.repair import borrow
+from engines.criu.watches import watched_paths
+
+_CAP_SYS_RESOURCE = 24
+_MQUEUE_MAGIC = 0x19800202
+# Anonymous inodes that CRIU can dump.
+_GOOD_INODES = frozenset(
+    {"[eventfd]", "[eventpoll]", "inotify", "[fanotify]", "[signalfd]", "[timerfd]", "[pidfd]", "bpf-map"}
+)
+_FALLBACK = "start the container with torpor.dev/checkpointable, so that its programs fall back"
+_INODES: Mapping[str, tuple[str, str]] = {
+    "[io_uring]": ("an io_uring", _FALLBACK),
+    "[userfaultfd]": ("a userfaultfd", "let the program close it before the checkpoint"),
+    "[perf_event]": ("a performance counter", "end the profiler before the checkpoint"),
+}
+_FAMILIES = frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET})
+_FAMILY_NAMES = {38: "kernel cryptography (AF_ALG)", 40: "vsock", 44: "AF_XDP", 31: "Bluetooth"}
+_PROTOCOLS = {262: "Multipath TCP", 132: "SCTP", 33: "DCCP"}
+_ICMP = (1, 58)
+# Nested mount namespaces work; of these there may be only one in a container.
+_NAMESPACES = ("net", "uts", "ipc", "pid", "user", "time", "cgroup")
+_FOR_CHILDREN = {"pid_for_children": "pid", "time_for_children": "time"}
+_MEMORY_DEVICE, _PTY = 1, range(136, 144)
+_TERMINALS = frozenset({4, 5, *_PTY})
+_TUN = os.makedev(10, 200)
+_FOREIGN_FILE_SYSTEMS = re.compile(r"overlay|fuse|nfs|cifs|smb3|9p|ceph|virtiofs")
+# Names of files that lie on no mount and yet can be dumped.
+_UNMOUNTED = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage", "/[aio]")
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What is to be expected.
+
+    findings: obstacles. watched: paths that CRIU must be told (`watches`). timers: periodic timerfds, as pids
+    and descriptors.
+    """
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+    watched: tuple[str, ...] = ()
+    timers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def add(self, rule: str, message: str, remedy: str) -> None:
+        """Note an obstacle, once for each rule."""
+        if all(finding.rule != f"criu.foresee.{rule}" for finding in self.findings):
+            rule = f"criu.foresee.{rule}"
+            self.findings.append(Finding(rule=rule, severity="refuse", message=message, remedy=remedy))
+
+    def sentence(self) -> str:
+        """All obstacles, and what to do about them."""
+        causes = "; ".join(finding.message for finding in self.findings)
+        remedies = ", and ".join(dict.fromkeys(finding.remedy for finding in self.findings))
+        return f"{causes}; {remedies}"
+
+
+def look(init: int, bundle_path: Path) -> Outlook:
+    """Look at a container. init: its first process, as the host numbers it. Raises nothing."""
+    outlook = Outlook()
+    spec: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        spec = json.loads((bundle_path / "config.json").read_bytes())
+    pids = tree.of(init)
+    with contextlib.suppress(OSError):
+        _mounts(outlook, init, spec)
+    with contextlib.suppress(OSError):
+        _message_queues(outlook, init, spec)
+    own_network = _own(spec, "network")
+    inherited: frozenset[str] = frozenset()
+    with contextlib.suppress(OSError):
+        inherited = _mount_ids(init)
+    unix: dict[int, str] = {}
+    watches: set[tuple[int, int]] = set()
+    for pid in pids:
+        # A process may end while it is looked at.
+        with contextlib.suppress(OSError):
+            who = f"process {pid} ('{_name(pid)}')"
+            _status(outlook, pid, who)
+            _namespaces(outlook, init, pid, who)
+            _memory(outlook, init, pid, who)
+            _descriptors(
+                outlook,
+                pid,
+                who,
+                own_network=own_network,
+                inherited=inherited,
+                unix=unix,
+                watches=watches,
+            )
+    _outside_sockets(outlook, init, pids, unix)
+    if watches:
+        found, lost = watched_paths(init, watches)
+        outlook.watched = found
+        if lost:
+            outlook.add(
+                "watch",
+                f"{lost} inotify or fanotify watches are on files whose names cannot be found",
+                "let the program end them before the checkpoint",
+            )
+    return outlook
+
+
+# --- processes -----------------------------------------------------------------------------------------
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def _field(text: str, name: str) -> list[str]:
+    return text.partition(f"\n{name}:")[2].partition("\n")[0].split()
+
+
+def _status(outlook: Outlook, pid: int, who: str) -> None:
+    text = Path(f"/proc/{pid}/status").read_text()
+    tracer = _field(text, "TracerPid")[0]
+    if tracer != "0":
+        outlook.add(
+            "traced", f"{who} is traced by process {tracer}", "end the debugger or tracer, then try again"
+        )
+    mask = int(_field(Path("/proc/self/status").read_text(), "CapEff")[0], 16)
+    if mask >> _CAP_SYS_RESOURCE & 1 or _link(pid, "user") != _link("self", "user"):
+        return
+    uids, gids = _field(text, "Uid"), _field(text, "Gid")
+    if set(uids[:3]) != {str(os.getuid())} or set(gids[:3]) != {str(os.getgid())}:
+        outlook.add(
+            "rlimit",
+            f"{who} runs as user {uids[0]}, whose limits cannot be read without CAP_SYS_RESOURCE, which this "
+            "node lacks",
+            "give the container a user namespace, or torpor the capability",
+        )
+
+
+def _link(pid: int | str, kind: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{kind}")  # noqa: PTH115
+
+
+def _namespaces(outlook: Outlook, init: int, pid: int, who: str) -> None:
+    for kind in _NAMESPACES:
+        if _link(pid, kind) != _link(init, kind):
+            _nested(outlook, who, kind)
+    for name, kind in _FOR_CHILDREN.items():
+        with contextlib.suppress(OSError):
+            if _link(pid, name) != _link(pid, kind):
+                _nested(outlook, who, kind)
+
+
+def _nested(outlook: Outlook, who: str, kind: str) -> None:
+    outlook.add(
+        f"namespace.{kind}",
+        f"{who} has a {kind} namespace of its own within the container, of which CRIU dumps only one",
+        "end it, or run it in a container of its own",
+    )
+
+
+def _memory(outlook: Outlook, init: int, pid: int, who: str) -> None:
+    host_ipc = _link(init, "ipc") == _link("self", "ipc")
+    with Path(f"/proc/{pid}/maps").open(errors="replace") as maps:
+        for line in maps:
+            name = line[73:] if len(line) > 73 else ""
+            if name.startswith("anon_inode:"):
+                _inode(outlook, name.strip().removeprefix("anon_inode:"), who)
+            elif name.startswith("/secretmem"):
+                _secret(outlook, who)
+            elif host_ipc and name.startswith("/SYSV"):
+                outlook.add(
+                    "ipc",
+                    f"{who} is attached to a System V segment of the node's own IPC namespace",
+                    "give the container an IPC namespace",
+                )
+
+
+def _secret(outlook: Outlook, who: str) -> None:
+    outlook.add(
+        "secret-memory",
+        f"{who} has secret memory (memfd_secret), which nobody else can read",
+        "start the program so that it does without",
+    )
+
+
+def _inode(outlook: Outlook, kind: str, who: str) -> None:
+    if kind in _GOOD_INODES:
+        return
+    what, remedy = _INODES.get(
+        kind, (f"a descriptor of the kind {kind}", "let the program close it before the checkpoint")
+    )
+    outlook.add(f"inode.{kind.strip('[]')}", f"{who} has {what}, which CRIU cannot dump", remedy)
+
+
+# --- descriptors ---------------------------------------------------------------------------------------
+
+
+def _descriptors(
+    outlook: Outlook,
+    pid: int,
+    who: str,
+    *,
+    own_network: bool,
+    inherited: frozenset[str],
+    unix: dict[int, str],
+    watches: set[tuple[int, int]],
+) -> None:
+    mounts: frozenset[str] | None = None
+    for number in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+        path = f"/proc/{pid}/fd/{number}"
+        with contextlib.suppress(OSError):
+            link = os.readlink(path)  # noqa: PTH115
+            if link.startswith("anon_inode:"):
+                kind = link.removeprefix("anon_inode:")
+                _inode(outlook, kind, who)
+                if kind in ("inotify", "[fanotify]"):
+                    watches.update(_watches(pid, number))
+                elif kind == "[timerfd]" and _info(pid, number, "it_interval") != "(0, 0)":
+                    outlook.timers.append((pid, int(number)))
+                elif kind == "[eventfd]" and _info(pid, number, "eventfd-semaphore") == "1":
+                    outlook.add(
+                        "semaphore",
+                        f"{who} has an eventfd that is a semaphore (EFD_SEMAPHORE), which would come back "
+                        "as a counter",
+                        "let the program close it before the checkpoint",
+                    )
+            elif link.startswith("socket:["):
+                _socket(outlook, pid, int(number), who, own_network=own_network, unix=unix)
+            elif link.startswith("pipe:["):
+                if int(_info(pid, number, "flags"), 8) & os.O_DIRECT:
+                    outlook.add("pipe", f"{who} has a pipe in packet mode (O_DIRECT)", "use a socket pair")
+            elif link.startswith("/secretmem"):
+                _secret(outlook, who)
+            elif link.startswith("/") and not link.startswith(_UNMOUNTED):
+                mounts = inherited | _mount_ids(pid) if mounts is None else mounts
+                known = _info(pid, number, "mnt_id") in mounts
+                _file(outlook, path, link, f"{who}, descriptor {number},", known=known)
+
+
+def _info(pid: int, number: str, name: str) -> str:
+    text = "\n" + Path(f"/proc/{pid}/fdinfo/{number}").read_text(errors="replace")
+    return " ".join(_field(text, name)) or "0"
+
+
+def _watches(pid: int, number: str) -> set[tuple[int, int]]:
+    text = Path(f"/proc/{pid}/fdinfo/{number}").read_text(errors="replace")
+    found = re.findall(r"^(?:inotify|fanotify) .*?\bino:([0-9a-f]+) sdev:([0-9a-f]+)", text, re.MULTILINE)
+    return {(int(inode, 16), int(device, 16)) for inode, device in found}
+
+
+def _mount_ids(pid: int) -> frozenset[str]:
+    lines = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines()
+    return frozenset(line.split(" ", 1)[0] for line in lines)
+
+
+def _file(outlook: Outlook, path: str, link: str, who: str, *, known: bool) -> None:
+    if not known:
+        if _magic(path) == _MQUEUE_MAGIC:
+            _queue(outlook, f"{who} is the message queue {link}")
+        else:
+            outlook.add(
+                "outside",
+                f"{who} leads to {link}, which lies on no mount of the container",
+                "start the container with pipes, or with a terminal, as its standard streams",
+            )
+        return
+    deleted = link.endswith(" (deleted)")
+    if not deleted and not link.startswith("/dev/"):
+        return
+    status = os.stat(path)  # noqa: PTH116
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+        size = status.st_blocks * 512
+        if size > config.GHOST_LIMIT_BYTES:
+            outlook.add(
+                "ghost",
+                f"{who} is a deleted file of {size >> 20} MiB, more than the "
+                f"{config.GHOST_LIMIT_BYTES >> 20} MiB that CRIU carries",
+                "let the program close it before the checkpoint",
+            )
+    elif stat.S_ISCHR(status.st_mode):
+        if status.st_rdev == _TUN:
+            outlook.add("tun", f"{who} is a tunnel device", "end the tunnel before the checkpoint")
+        elif (major := os.major(status.st_rdev)) not in _TERMINALS and major != _MEMORY_DEVICE:
+            outlook.add(
+                "device", f"{who} is the device {link}", "let the program close it before the checkpoint"
+            )
+
+
+def _magic(path: str) -> int:
+    """The kind of file system of a path, as statfs tells."""
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(256)
+    if ctypes.CDLL(None).statfs(path.encode(), buffer):
+        return 0
+    return ctypes.c_long.from_buffer(buffer).value
+
+
+def _socket(
+    outlook: Outlook, pid: int, number: int, who: str, *, own_network: bool, unix: dict[int, str]
+) -> None:
+    pidfd = os.pidfd_open(pid)
+    try:
+        copy = socket.socket(fileno=borrow(pidfd, number))
+    finally:
+        os.close(pidfd)
+    with copy:
+        family, protocol = int(copy.family), copy.proto
+        if family == socket.AF_UNIX:
+            unix[os.fstat(copy.fileno()).st_ino] = who
+        elif family not in _FAMILIES:
+            name = _FAMILY_NAMES.get(family, f"family {family}")
+            outlook.add(
+                "socket", f"{who} has a socket of {name}", "let the program close it before the checkpoint"
+            )
+        elif family in (socket.AF_INET, socket.AF_INET6):
+            if protocol in _PROTOCOLS:
+                outlook.add(
+                    "protocol",
+                    f"{who} has a socket of {_PROTOCOLS[protocol]}",
+                    "start the program so that it uses TCP (net.mptcp.enabled=0 for Multipath TCP)",
+                )
+            elif protocol in _ICMP and copy.type == socket.SOCK_DGRAM and own_network:
+                outlook.add(
+                    "ping",
+                    f"{who} has an ICMP socket, which a network namespace made again does not allow",
+                    "give the container a network namespace by path, or end the program",
+                )
+
+
+def _outside_sockets(outlook: Outlook, init: int, pids: Sequence[int], unix: Mapping[int, str]) -> None:
+    if not unix:
+        return
+    ends = peers.of_namespace(Path(f"/proc/{init}/ns/net"))
+    suspects = {peer: unix[inode] for inode, peer in ends.items() if inode in unix and peer not in unix}
+    # A socket that is under way in another one is nobody's, and goes along.
+    for peer, holder in peers.holders(suspects, without=pids).items():
+        outlook.add(
+            "unix",
+            f"{suspects[peer]} has a unix socket whose other end is with process {holder}, outside the "
+            "container",
+            "close that connection before the checkpoint",
+        )
+
+
+# --- mounts and message queues -------------------------------------------------------------------------
+
+
+def _own(spec: Mapping[str, Any], kind: str) -> bool:
+    """Whether the container has a namespace of this kind that is made for it."""
+    entries: list[dict[str, Any]] = spec.get("linux", {}).get("namespaces") or []
+    return any(entry.get("type") == kind and not entry.get("path") for entry in entries)
+
+
+def _mounts(outlook: Outlook, init: int, spec: Mapping[str, Any]) -> None:
+    mounts: list[dict[str, Any]] = spec.get("mounts") or []
+    given = [str(mount.get("destination", "")).rstrip("/") for mount in mounts]
+    for line in Path(f"/proc/{init}/mountinfo").read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        point, kind = before.split()[4], after.split()[0]
+        if point == "/" or not _FOREIGN_FILE_SYSTEMS.match(kind):
+            continue
+        if not any(point == path or point.startswith(f"{path}/") for path in given if path):
+            outlook.add(
+                "mount",
+                f"a file system of the kind {kind} was mounted at {point} inside the container",
+                "unmount it, or let the runtime mount it",
+            )
+
+
+def _message_queues(outlook: Outlook, init: int, spec: Mapping[str, Any]) -> None:
+    place = f"/proc/{init}/root/dev/mqueue"
+    if _own(spec, "ipc") and _magic(place) == _MQUEUE_MAGIC:
+        for name in os.listdir(place):  # noqa: PTH208
+            _queue(outlook, f"the container has the POSIX message queue /{name}")
+
+
+def _queue(outlook: Outlook, message: str) -> None:
+    outlook.add("mqueue", f"{message}, which CRIU does not dump", "remove the queue before the checkpoint")

@@ -1,0 +1,35 @@
+"""A container's processes: who descends from its first one, and what they call themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def of(init: int) -> list[int]:
+    """A process and its descendants: what CRIU dumps. Sessions of `exec` are not among them."""
+    found = [init]
+    for pid in found:
+        for thread in threads(pid):
+            with contextlib.suppress(OSError):
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                found += [int(word) for word in children.split()]
+    return found
+
+
+def threads(pid: int) -> list[int]:
+    """The threads of a process, none if it is gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def inner(pid: int) -> int:
+    """A process's or thread's number in its innermost pid namespace, 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return int(text.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])

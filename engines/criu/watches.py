@@ -1,0 +1,55 @@
+"""Finds the names of files under inotify and fanotify watches, where only the inode is known.
+
+The kernel resolves the handle of a watched file, except on overlay file systems, which container root file
+systems are. CRIU then looks for the inode below a few directories, and below those it is told
+(`irmap-scan-path`). A path that is told in full is found at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Collection
+
+_MAX_ENTRIES = 500_000
+
+
+def watched_paths(init: int, watches: Collection[tuple[int, int]]) -> tuple[tuple[str, ...], int]:
+    """Paths (from the container's root) of what is watched on its root file system; how many are not found.
+
+    init: the container's first process. watches: (inode, device as the kernel numbers it). Watches on other
+    file systems are left to CRIU, which asks the kernel.
+    """
+    root = f"/proc/{init}/root"
+    device = os.stat(f"{root}/").st_dev  # noqa: PTH116
+    missing = {inode for inode, number in watches if number == _kernel_number(device)}
+    found: list[str] = []
+    queue = deque([""])
+    if missing and os.stat(f"{root}/").st_ino in missing:  # noqa: PTH116
+        missing.discard(os.stat(f"{root}/").st_ino)  # noqa: PTH116
+        found.append("/")
+    entries = 0
+    while queue and missing and entries < _MAX_ENTRIES:
+        folder = queue.popleft()
+        with contextlib.suppress(OSError), os.scandir(f"{root}{folder}/") as listing:
+            for entry in listing:
+                entries += 1
+                path = f"{folder}/{entry.name}"
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if not is_folder and entry.inode() not in missing:
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                if is_folder:
+                    if status.st_dev != device:
+                        continue
+                    queue.append(path)
+                if status.st_ino in missing:
+                    missing.discard(status.st_ino)
+                    found.append(path)
+    return tuple(found), len(missing)
+
+
+def _kernel_number(device: int) -> int:
+    """A device number as the kernel has it inside (and prints it in fdinfo)."""
+    return os.major(device) << 20 | os.minor(device)

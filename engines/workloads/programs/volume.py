@@ -1,0 +1,32 @@
+"""Files on a volume that the container shares with the node."""
+
+import sys
+
+sys.path.insert(0, "/workloads")
+import os
+
+from common import run, same
+
+
+def setup():
+    log = open("/volume/log", "ab", buffering=0)
+    log.write(b"line 1\n")
+    data = open("/volume/data", "w+b", buffering=0)
+    data.write(b"0123456789")
+    data.seek(3)
+    temporary = open("/volume/temporary", "w+b", buffering=0)
+    temporary.write(b"deleted on a volume")
+    os.unlink("/volume/temporary")
+
+    def verify():
+        log.write(b"line 2\n")
+        with open("/volume/log", "rb") as file:
+            same(file.read(), b"line 1\nline 2\n", "the log")
+        same(data.read(), b"3456789", "the position in a file")
+        temporary.seek(0)
+        same(temporary.read(), b"deleted on a volume", "a deleted file")
+
+    return verify
+
+
+run(setup)

@@ -1,0 +1,41 @@
+"""What is on this node: processes, mounts and cgroups, as the kernel tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def processes_in(*, cgroup: str = "", command: str = "", pids: Iterable[int] | None = None) -> list[int]:
+    """Living processes whose cgroup or command line has these words in it, or those of `pids` that live.
+
+    Zombies do not count: whoever is to reap them is not under test.
+    """
+    found: list[int] = []
+    entries = [Path(f"/proc/{pid}") for pid in pids] if pids is not None else list(Path("/proc").iterdir())
+    for entry in entries:
+        if not entry.name.isdigit():
+            continue
+        try:
+            if (entry / "stat").read_text().rpartition(") ")[2][:1] in "ZX":
+                continue
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            groups = (entry / "cgroup").read_text()
+        except OSError:
+            continue
+        if pids is not None or (cgroup and cgroup in groups) or (command and command in line):
+            found.append(int(entry.name))
+    return found
+
+
+def mounts_below(path: Path) -> list[str]:
+    """Mount points of this machine at or below a path."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in points if point == str(path) or point.startswith(f"{path}/")]
+
+
+def cgroup_directories(name: str) -> list[Path]:
+    """Directories of this name (relative to the root) in every cgroup hierarchy."""
+    rows = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    tops = [Path(row[1]) for row in rows if row[2] in ("cgroup", "cgroup2")]
+    return [path for top in tops if (path := top / name).is_dir()]
