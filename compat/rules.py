@@ -54,6 +54,11 @@ class Case:
     dump_host: DumpHost | None
     rootfs_path: Path | None
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether the image brings its own kernel: then this node's does not matter to it."""
+        return self.needs.engine == "gvisor"
+
 
 Rule = Callable[[Case], Iterator[Finding]]
 
@@ -126,6 +131,15 @@ def cpu_features(case: Case) -> Iterator[Finding]:
     if case.dump_host.arch != case.node.arch:
         return
     lacking = set(case.dump_host.cpu_flags) - set(case.node.cpu_flags)
+    if case.has_kernel and (fatal := sorted(lacking & (_PICKED_BY_GLIBC | _INSTRUCTIONS))):
+        yield finding(
+            "cpu.features",
+            "refuse",
+            f"this node's processor lacks {', '.join(fatal)}, and gVisor restores only where all are there "
+            "that were there at the dump",
+            "restore on a node that has them",
+        )
+        return
     if fatal := sorted(lacking & _PICKED_BY_GLIBC):
         yield finding(
             "cpu.features",
@@ -181,7 +195,7 @@ def droppable(case: Case) -> Iterator[Finding]:
 
 def kernel_paths(case: Case) -> Iterator[Finding]:
     """Every hidden or read-only path of /proc and /sys is a mount, and needs something to be mounted on."""
-    for mount in case.needs.mounts:
+    for mount in () if case.has_kernel else case.needs.mounts:
         path = mount.destination
         inside = path.startswith(("/proc/", "/sys/")) and not path.startswith("/sys/fs/cgroup")
         if inside and not os.path.lexists(path):
@@ -197,7 +211,7 @@ def kernel_paths(case: Case) -> Iterator[Finding]:
 def cgroup_mounts(case: Case) -> Iterator[Finding]:
     """A container that sees its control groups sees those of one cgroup mode."""
     host = case.dump_host
-    if host is None or host.cgroup_mode == case.node.cgroup_mode:
+    if host is None or host.cgroup_mode == case.node.cgroup_mode or case.has_kernel:
         return
     if any(
         mount.fstype in {"cgroup", "cgroup2"} or _in_cgroup(mount.destination) for mount in case.needs.mounts
@@ -234,6 +248,8 @@ def terminal(case: Case) -> Iterator[Finding]:
 
 def network_kind(case: Case) -> Iterator[Finding]:
     """CRIU makes the kind of network namespace that the image had, whatever the new spec says."""
+    if case.has_kernel:
+        return
     kinds: Mapping[str, Given] = {"own": "own", "external": "joined", "host": "host"}
     had = kinds[case.needs.namespaces.get("network", "own")]
     wants = given(case.spec, "network")

@@ -81,7 +81,8 @@ class Guarded:
         if self._outcome is None:
             with lock(Path(self.journal.state)):
                 # The guardian undoes a call that is stuck past its deadline; then there is nothing left here.
-                self._outcome = undo(read(Path(self.journal.state)) or self.journal)
+                found = read(Path(self.journal.state))
+                self._outcome = undo(found if found and found.token == self.journal.token else self.journal)
                 self.journal.remove()
         return self._outcome
 
@@ -106,7 +107,7 @@ class Guarded:
             close_fds=not inherit,
             start_new_session=True,
             umask=-1 if inherit else 0o077,
-            env={**os.environ, "PATH": journal.search_path, MARK: str(journal.path)},
+            env={**os.environ, "PATH": journal.search_path, MARK: journal.token},
         )
         try:
             process.wait(self.remaining_s())
@@ -125,7 +126,7 @@ class Guarded:
         # The same interpreter with the same isolation as the launcher's: it starts in 8 ms, beside our work.
         self._guardian = subprocess.Popen(
             [
-                *(sys.executable, "-IS", guardian.__file__, self.journal.state),
+                *(sys.executable, "-IS", guardian.__file__, self.journal.state, self.journal.token),
                 str(self._timeout_s + _GUARDIAN_GRACE_S),
             ],
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Undoes a call when the process that makes it dies. Run as a program: guardian.py STATE DEADLINE_S.
+"""Undoes a call when the process that makes it dies. Run as a program: guardian.py STATE TOKEN DEADLINE_S.
 
 Standard input is a pipe from the engine. `done` on it: nothing to do. End of file without that: the engine
 died. Silence past the deadline (seconds from now): the engine is stuck. It runs in a session of its own and
@@ -12,7 +12,7 @@ import sys
 
 def main() -> int:
     """Watch, and undo if need be. Imports the undo only when there is something to undo."""
-    state, deadline_s = sys.argv[1], float(sys.argv[2])
+    state, token, deadline_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
     ready, _, _ = select.select([0], [], [], deadline_s)
     if ready and os.read(0, 16) == b"done":
         return 0
@@ -21,7 +21,7 @@ def main() -> int:
 
     from engines.gvisor.undo import undo_pending
 
-    outcome = undo_pending(Path(state))
+    outcome = undo_pending(Path(state), token)
     if outcome:
         with Path(state, "undo.log").open("a") as log:
             log.write(f"{outcome}\n")

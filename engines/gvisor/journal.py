@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, fields
+import secrets
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 SCHEMA = 1
@@ -23,6 +24,7 @@ MARK = "TORPOR_GVISOR_CALL"
 class Journal:
     """One call. Paths are absolute, as text.
 
+    token: the call's own word, by which its guardian and runsc's processes of it are known.
     operation: "checkpoint" or "restore". state: the container's state directory.
     image_made: the image directory did not exist before.
     sandbox, sandbox_start: the sandbox's process and its start time (clock ticks), 0 while there is none.
@@ -31,6 +33,7 @@ class Journal:
     """
 
     schema: int = SCHEMA
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
     operation: str
     container_id: str
     runtime: str

@@ -49,13 +49,16 @@ def lock(state_path: Path) -> Generator[None]:
         yield
 
 
-def undo_pending(state_path: Path) -> Outcome | None:
-    """Undo the call whose journal stands in a state directory; None if there is none."""
+def undo_pending(state_path: Path, token: str | None = None) -> Outcome | None:
+    """Undo the call whose journal stands in a state directory; None if there is none.
+
+    token: undo only the call that has it, None for any.
+    """
     if not state_path.is_dir():
         return None
     with lock(state_path):
         journal = read(state_path)
-        if journal is None:
+        if journal is None or token not in {None, journal.token}:
             return None
         outcome = undo(journal)
         journal.remove()
@@ -102,7 +105,7 @@ def _undo_dump(journal: Journal, outcome: Outcome) -> Outcome:
 
 def call_processes(journal: Journal) -> list[int]:
     """The processes of runsc's command line that a call started. Sandboxes do not inherit the mark."""
-    mark = f"{MARK}={journal.path}".encode()
+    mark = f"{MARK}={journal.token}".encode()
     found: list[int] = []
     for name in os.listdir("/proc"):  # noqa: PTH208
         if not name.isdigit() or int(name) == os.getpid():

@@ -24,7 +24,8 @@ def _rows(node: Node) -> list[dict[str, object]]:
         if found is None:
             continue
         try:
-            runtime = bundle.runtime_state(node.config.runtime_path, found.root, found.container_id)
+            runtime_path = node.of_engine(found.engine).config.runtime_path
+            runtime = bundle.runtime_state(runtime_path, found.root, found.container_id)
             status, pid = runtime.status, runtime.pid
         except ShimError:
             status, pid = "gone", 0

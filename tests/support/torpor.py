@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from shim.launcher import base_python, write_launchers
+from shim.launcher import RUNSC_ARGS, base_python, write_launchers
 from tests.support.containers import CHECKOUT, PREFIX, SEARCH_PATH, command, tool
 
 CONF_VARIABLE = "TORPOR_CONF"
@@ -35,6 +35,7 @@ class Torpor:
             "TOOLS": str(PREFIX),
             "SITE": sysconfig.get_path("purelib"),
             "CONFIG": str(path / "config.toml"),
+            **_gvisor(),
             **more,
         }
         path.mkdir(parents=True, exist_ok=True)
@@ -47,6 +48,7 @@ class Torpor:
             conf_path=self.conf_path,
         )
         self.runtime = self.bin_path / "torpor-runtime"
+        self.runtime_runsc = self.bin_path / "torpor-runtime-runsc"
 
     def __call__(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the `torpor` command on this installation."""
@@ -79,3 +81,11 @@ class Torpor:
         """The lines of the audit log."""
         path = self.store_path / "audit.log"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _gvisor() -> dict[str, str]:
+    """The settings for runsc, if this machine has one."""
+    try:
+        return {"RUNSC": str(tool("runsc")), "RUNSC_ARGS": RUNSC_ARGS}
+    except FileNotFoundError:
+        return {}

@@ -1,8 +1,8 @@
-"""Makes one call of the CRIU engine from a process of its own, so that a test can kill it.
+"""Makes one call of an engine from a process of its own, so that a test can kill it.
 
-call_engine.py CHECKOUT REQUEST; REQUEST is JSON: {"settings": {...}, "call": "checkpoint" | "restore" |
-"release" | "undo", "request": {...}}. Writes `go` and, at the end, `done` or `failed KIND MESSAGE` to the
-file that REQUEST names as "report". Its standard streams are the container's.
+call_engine.py CHECKOUT REQUEST; REQUEST is JSON: {"engine": "criu", "settings": {...}, "call": "checkpoint" |
+"restore" | "release" | "undo", "request": {...}}. Writes `go` and, at the end, `done` or
+`failed KIND MESSAGE` to the file that REQUEST names as "report". Its standard streams are the container's.
 """
 
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 
 def main() -> None:
     sys.path.insert(0, sys.argv[1])
+    from engines import registry
     from engines.api import CheckpointRequest, EngineError, EngineSettings, ReleaseRequest, RestoreRequest
-    from engines.criu.engine import CriuEngine
 
     order = json.loads(sys.argv[2])
 
@@ -23,7 +23,7 @@ def main() -> None:
         return {key: Path(value) if key in paths else value for key, value in values.items()}
 
     kinds = {"checkpoint": CheckpointRequest, "restore": RestoreRequest, "release": ReleaseRequest}
-    engine = CriuEngine(EngineSettings(**fields(order["settings"])))
+    engine = registry.create(order.get("engine", "criu"), EngineSettings(**fields(order["settings"])))
     report = open(order["report"], "a", buffering=1)  # noqa: SIM115
     report.write("go\n")
     try:

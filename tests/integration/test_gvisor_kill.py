@@ -1,0 +1,176 @@
+"""Whoever is killed in the middle of a gVisor checkpoint or restore: the container runs on, or is gone.
+
+runsc's save goes on inside the sandbox when the command that asked for it is dead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from engines.api import CheckpointRequest, RestoreRequest
+from engines.gvisor import undo
+from engines.gvisor.journal import read
+from tests.support.containers import CHECKOUT, WORKLOADS, Output, lab, live, processes_with, until
+from tests.support.gvisor import GvisorLab
+
+pytestmark = pytest.mark.engine
+
+POINTS = 20 if os.environ.get("TORPOR_SOAK") else 4
+FILL_MIB = 48
+Victim = Literal["caller", "runtime"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[GvisorLab]:
+    with lab(tmp_path) as inner:
+        yield GvisorLab(inner)
+
+
+class Call:
+    """One call of the engine in a process of its own."""
+
+    def __init__(self, place: GvisorLab, call: str, container_id: str, request: dict[str, Any]) -> None:
+        self.state_path = place.state_path(container_id)
+        self.report = place.lab.path / f"report-{time.monotonic_ns()}"
+        order = {
+            "engine": "gvisor",
+            "call": call,
+            "request": request,
+            "report": self.report,
+            "settings": asdict(place.settings(container_id)),
+        }
+        if call == "restore":
+            place.outputs[container_id] = Output()
+        output = place.outputs[container_id]
+        stream = output.write_fd if call == "restore" else subprocess.DEVNULL
+        self.process = subprocess.Popen(
+            [sys.executable, WORKLOADS / "call_engine.py", CHECKOUT, json.dumps(order, default=str)],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+        if call == "restore":
+            output.handed_over()
+        until(lambda: self.report.exists() and "go" in self.report.read_text(), what="the call begins")
+        self.began = time.monotonic()
+
+    def kill(self, victim: Victim, after_s: float) -> None:
+        """Kill the caller, or runsc's command of the call, so long after the call began."""
+        while time.monotonic() - self.began < after_s:
+            time.sleep(0.001)
+        journal = read(self.state_path)
+        runtimes = undo.call_processes(journal) if journal else []
+        for pid in [self.process.pid] if victim == "caller" else runtimes:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def end(self) -> str:
+        """Wait for the call and for its guardian; the last line of its report."""
+        self.process.wait(60)
+        until(lambda: not self._guardians(), timeout_s=60, what="the guardian ends")
+        return self.report.read_text().splitlines()[-1]
+
+    def _guardians(self) -> list[int]:
+        return [pid for pid, line in processes_with(str(self.state_path)) if "guardian.py" in line]
+
+
+def started(place: GvisorLab) -> str:
+    container_id = place.start(args=tuple(live("--fill", str(FILL_MIB))))
+    until(lambda: place.progress(container_id) > 1, timeout_s=40, what="the container counts")
+    return container_id
+
+
+def prepared(place: GvisorLab) -> str:
+    return place.prepare(args=tuple(live("--fill", str(FILL_MIB))))
+
+
+def goes_on(place: GvisorLab, container_id: str) -> None:
+    before = place.progress(container_id)
+    until(lambda: place.progress(container_id) > before, what=f"{container_id} goes on from {before}")
+
+
+def dump(place: GvisorLab, container_id: str, image: Path) -> CheckpointRequest:
+    return CheckpointRequest(
+        container_id=container_id, bundle_path=place.bundle(container_id), image_path=image, timeout_s=60
+    )
+
+
+def wake(place: GvisorLab, container_id: str, image: Path) -> RestoreRequest:
+    return RestoreRequest(
+        container_id=container_id, bundle_path=place.bundle(container_id), image_path=image, timeout_s=60
+    )
+
+
+@pytest.mark.parametrize("victim", ["caller", "runtime"])
+def test_a_killed_checkpoint_leaves_a_container_or_an_image(place: GvisorLab, victim: Victim) -> None:
+    container_id = started(place)
+    memory = place.memory(container_id)
+    moments = random.Random(1)
+    for point in range(POINTS):
+        image = place.image_root / f"i{point}"
+        call = Call(place, "checkpoint", container_id, asdict(dump(place, container_id, image)))
+        call.kill(victim, moments.uniform(0, 0.6))
+        said = call.end()
+        if place.pid(container_id):
+            assert said != "done"
+            assert not image.exists(), "an image is left of a checkpoint that was undone"
+            goes_on(place, container_id)
+            continue
+        # The source had been allowed to die: it is gone whole, and the image gives it back.
+        until(lambda gone=container_id: not place.residue(gone), what="nothing is left of the source")
+        container_id = prepared(place)
+        place.restore(place.engine(container_id), wake(place, container_id, image))
+        goes_on(place, container_id)
+    assert place.memory(container_id) == memory
+    place.engine(container_id).checkpoint(dump(place, container_id, place.image_root / "last"))
+
+
+@pytest.mark.parametrize("victim", ["caller", "runtime"])
+def test_a_killed_restore_leaves_nothing_or_a_container(place: GvisorLab, victim: Victim) -> None:
+    source = started(place)
+    memory = place.memory(source)
+    image = place.image_root / "i"
+    place.engine(source).checkpoint(dump(place, source, image))
+    sizes = {path.name: path.stat().st_size for path in image.iterdir()}
+    moments = random.Random(2)
+    for _ in range(POINTS):
+        container_id = prepared(place)
+        call = Call(place, "restore", container_id, asdict(wake(place, container_id, image)))
+        call.kill(victim, moments.uniform(0, 0.6))
+        said = call.end()
+        if said == "done":
+            goes_on(place, container_id)
+            assert place.memory(container_id) == memory
+            place.kill(container_id)
+        until(lambda gone=container_id: not place.residue(gone), what=f"nothing is left ({said})")
+        assert {path.name: path.stat().st_size for path in image.iterdir()} == sizes
+    container_id = prepared(place)
+    place.restore(place.engine(container_id), wake(place, container_id, image))
+    goes_on(place, container_id)
+
+
+def test_a_sandbox_that_dies_in_a_checkpoint_is_cleanly_gone(place: GvisorLab) -> None:
+    container_id = started(place)
+    pid = place.pid(container_id)
+    image = place.image_root / "i"
+    call = Call(place, "checkpoint", container_id, asdict(dump(place, container_id, image)))
+    until(lambda: (image / "checkpoint.img").exists(), what="the save begins")
+    os.kill(pid, signal.SIGKILL)
+    said = call.end()
+    assert said == "done" or said.startswith("failed DumpFailed stopped"), said
+    assert said == "done" or not image.exists()
+    until(lambda: not place.residue(container_id), what="nothing is left of it")
