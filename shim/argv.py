@@ -74,7 +74,7 @@ def parse(argv: list[str], dialect: str = "runc") -> Call:
     options = dict(pairs)
     call.global_pairs = pairs
     call.global_args = argv[:used]
-    call.root = options.get("root") or _default_root(grammar.DEFAULT_ROOT)
+    call.root = options.get("root") or _default_root("" if dialect == "runsc" else grammar.DEFAULT_ROOT)
     call.log = options.get("log", "")
     call.log_format = options.get("log-format", "text")
     call.systemd_cgroup = "systemd-cgroup" in options
@@ -112,6 +112,8 @@ def _table(names: str) -> dict[str, tuple[str, str]]:
 
 
 def _default_root(path: str) -> str:
+    if not path:  # runsc's, whoever runs it
+        return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/var/run", "runsc")
     if os.geteuid() != 0 and os.environ.get("XDG_RUNTIME_DIR"):
         return os.path.join(os.environ["XDG_RUNTIME_DIR"], os.path.basename(path))
     return path

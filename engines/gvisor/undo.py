@@ -172,7 +172,7 @@ def end_sandbox(journal: Journal) -> bool:
 
 def _sandbox_processes(journal: Journal) -> list[int]:
     """Sandbox and gofer of a container that is the first of its sandbox, by their command lines."""
-    root = f"--root={journal.root}"
+    root = os.path.realpath(journal.root)
     found: list[int] = []
     for name in os.listdir("/proc"):  # noqa: PTH208
         if not name.isdigit():
@@ -181,7 +181,8 @@ def _sandbox_processes(journal: Journal) -> list[int]:
             words = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace").split("\0")
             # A sandbox has the id as its last word, a gofer has only the bundle.
             mark = {"runsc-sandbox": journal.container_id, "runsc-gofer": f"--bundle={journal.bundle}"}
-            if mark.get(words[0]) in words and root in words and start_time(int(name)):
+            roots = {os.path.realpath(word[7:]) for word in words if word.startswith("--root=")}
+            if mark.get(words[0]) in words and root in roots and start_time(int(name)):
                 found.append(int(name))
     return found
 

@@ -20,11 +20,12 @@ ROOTS = (
     "/run/containerd/runc",
     "/run/containerd-runc",
     "/run/runc",
+    "/run/runsc",
     "/run/crio/runc",
     "/run/user/0/runc",
     "/var/run/docker/runtime-runc",
 )
-"""Where callers keep runc's state: the directory itself, or one directory below it for each namespace."""
+"""Where callers keep their runtime's state: the directory itself, or one below it for each namespace."""
 
 
 @dataclass(frozen=True, kw_only=True)
