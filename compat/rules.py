@@ -7,6 +7,7 @@ network namespace) or that dies of SIGILL later.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from compat.elf import build_id
 from compat.profile import DumpHost, Profile
 from engines.api import FileNeed, Finding, Needs, Severity
 
@@ -38,7 +40,8 @@ _INSTRUCTIONS = frozenset(_ASKED.split())
 _DROPPABLE_SINCE = (6, 11)
 _MAX_LINKS = 40  # the kernel's own limit
 _LINK_NAMES: Mapping[str, str] = {"network": "net", "mount": "mnt"}
-_NODE_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
+NODE_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
+"""What a runtime binds into a container that may not make device nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,8 +305,8 @@ def mounts(case: Case) -> Iterator[Finding]:
     hidden = {_clean(path) for path in part(case.spec, "linux").get("maskedPaths") or ()}
     image = {mount.destination: mount for mount in case.needs.mounts}
     for path, mount in image.items():
-        ours = path == "/" or path in hidden or path in _NODE_DEVICES or path.startswith(("/proc/", "/sys/"))
-        if mount.external and not ours and not _is_bind(specified.get(path, {})):
+        ours = path == "/" or path in hidden or path in NODE_DEVICES or path.startswith(("/proc/", "/sys/"))
+        if mount.external and not ours and not is_bind(specified.get(path, {})):
             yield finding(
                 "mounts.missing",
                 severity,
@@ -311,7 +314,7 @@ def mounts(case: Case) -> Iterator[Finding]:
                 f"mount something on '{path}' in the new container",
             )
     for path, entry in specified.items():
-        if not _is_bind(entry) or _in_cgroup(path):
+        if not is_bind(entry) or _in_cgroup(path):
             continue
         found = image.get(path)
         if found is None:
@@ -332,7 +335,8 @@ def mounts(case: Case) -> Iterator[Finding]:
             )
 
 
-def _is_bind(entry: Mapping[str, Any]) -> bool:
+def is_bind(entry: Mapping[str, Any]) -> bool:
+    """Whether a spec's mount shows something that exists elsewhere."""
     return entry.get("type") == "bind" or bool({"bind", "rbind"} & set(entry.get("options") or ()))
 
 
@@ -346,13 +350,14 @@ def _clean(path: Any) -> str:
 def files(
     needs: Needs, spec: Mapping[str, Any], rootfs_path: Path | None, *, complete: bool
 ) -> Iterator[Finding]:
-    """Open and mapped files must be there with the same size and mode: CRIU refuses anything else.
+    """Open and mapped files must be there with the same size and mode: CRIU refuses anything else. Of
+    programs and libraries the build is compared too, which CRIU does not do: another one crashes later.
 
     complete: the image's changes are already in the root file system; else only what the spec binds in from
     elsewhere can be looked at.
     """
     specified = specified_mounts(spec, rootfs_path)
-    sources = {path: Path(str(entry.get("source"))) for path, entry in specified.items() if _is_bind(entry)}
+    sources = {path: Path(str(entry.get("source"))) for path, entry in specified.items() if is_bind(entry)}
     root = rootfs_path if complete else None
     destinations = sorted({mount.destination for mount in needs.mounts}, key=len, reverse=True)
     for need in needs.files:
@@ -360,14 +365,14 @@ def files(
         source = sources.get(base) if base != "/" else root
         if source is not None:
             inside = need.path.removeprefix(base).lstrip("/")
-            yield from _same_file(need, source / inside if inside else source)
+            yield from _same_file(need, source / inside if inside else source, content=complete)
 
 
 def _beneath(path: str, top: str) -> bool:
     return path == top or path.startswith(f"{top.rstrip('/')}/")
 
 
-def _same_file(need: FileNeed, path: Path) -> Iterator[Finding]:
+def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding]:
     remedy = "restore over the container image and the volumes of the dump"
     try:
         found = path.lstat()
@@ -393,6 +398,25 @@ def _same_file(need: FileNeed, path: Path) -> Iterator[Finding]:
             f"{stat.S_IMODE(found.st_mode):04o}",
             remedy,
         )
+    elif content and need.build_id and not _may_be_build(need.build_id, path):
+        yield finding(
+            "files.build-id",
+            "refuse",
+            f"the image has '{need.path}' mapped, and here that is another build of the same size",
+            remedy,
+        )
+
+
+def _may_be_build(wanted: str, path: Path) -> bool:
+    """Whether a program or library is this very build, or does not say which it is."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = build_id(descriptor)
+        finally:
+            os.close(descriptor)
+        return not found or found == wanted
+    return True
 
 
 ALL: Sequence[Rule] = (

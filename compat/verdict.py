@@ -44,6 +44,6 @@ def judge(
 def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tuple[Finding, ...]:
     """Look at every open file, after the image's changes were applied to the root file system.
 
-    rootfs_path: the new container's. Cheap: one stat for each file.
+    rootfs_path: the new container's. Cheap: one stat for each file, three small reads for each library.
     """
     return tuple(rules.files(needs, spec, rootfs_path, complete=True))

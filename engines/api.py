@@ -32,7 +32,6 @@ Capability = Literal[
 Severity = Literal["ok", "warn", "unknown", "refuse"]
 After = Literal["running", "paused", "stopped", "unknown"]
 Phase = Literal["frozen", "dumped", "restored"]
-NamespaceKind = Literal["network", "pid", "mount", "ipc", "uts", "user", "cgroup", "time"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +181,8 @@ class TaskNeeds:
 
     Ids are those inside the container's user namespace. Capability sets are bit masks, bit n = capability n.
     rlimits: name ("RLIMIT_NOFILE") to (soft, hard); 2**64-1 is unlimited.
-    namespaces: kind to the engine's own id, 0 for the host's.
+    namespaces: kind to the engine's own id, 0 for the host's. sched_policy: "other", "batch", "idle", "fifo",
+    "rr", "deadline". oom_score_adj: None where the engine does not tell.
     """
 
     pid: int  # in the container's pid namespace
@@ -201,14 +201,20 @@ class TaskNeeds:
     lsm_profile: str = ""
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     namespaces: Mapping[str, int] = field(default_factory=dict[str, int])
-    stopped: bool = False  # was stopped on purpose (SIGSTOP, job control) at the dump
+    nice: int = 0
+    sched_policy: str = "other"
+    sched_priority: int = 0
+    oom_score_adj: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountNeed:
-    """One mount point of the image. external: its source is given by the new bundle, by destination.
+    """One mount point of the image. external: its source is given from outside at the restore.
 
-    readonly: the mount itself is read-only; it is so again after the restore, whatever the new spec says.
+    source: what is mounted; of an external one the name under which the engine asks for it. root: which part
+    of it, as a path inside it; empty where the engine does not tell. readonly: the mount itself is read-only;
+    it is so again after the restore, whatever the new spec says. The same goes for flags: those of "nosuid",
+    "nodev" and "noexec" that it has, None where the engine does not tell.
     """
 
     destination: str
@@ -216,6 +222,8 @@ class MountNeed:
     source: str
     external: bool
     readonly: bool = False
+    root: str = ""
+    flags: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +231,7 @@ class FileNeed:
     """A regular file that a task has open or mapped: it must be the same file at restore.
 
     size_bytes: -1 where the engine did not record it; mode: permission bits, -1 likewise;
-    build_id: hex of the ELF build id, empty if none.
+    build_id: hex of the ELF build id, empty if none or not told.
     """
 
     path: str  # inside the container
@@ -241,6 +249,14 @@ class DeviceNeed:
     major: int
     minor: int
     access: Literal["r", "w", "rw"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivilegedNeed:
+    """Something open that only one of these capabilities can make. what: in words, "a raw socket"."""
+
+    what: str
+    capabilities: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +315,7 @@ class Needs:
     terminal: bool = False
     memory_bytes: int = 0  # resident memory in the image
     shared_with_host: tuple[str, ...] = ()  # open descriptors that lead out of the container, in words
+    privileged: tuple[PrivilegedNeed, ...] = ()
     lock_table: str = ""  # name of the network lock that the dump left
     droppable_mappings: bool = False  # MAP_DROPPABLE: needs kernel 6.11
     xsave: bool | None = None  # tasks carry an XSAVE area; None if the engine does not tell

@@ -8,7 +8,6 @@ spelling mistake does not become a silent cold start.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from shim.errors import AdmissionRefused
+from shim.pod import identify
 
 PREFIX = "torpor.dev/"
 CRIU_PREFIX = "org.criu."
@@ -23,12 +23,12 @@ CRIU_OPERATOR = "restore.criu.org/checkpoint-path."
 
 Use = Literal["clone", "move"]
 OnFailure = Literal["fail", "cold-start"]
-Network = Literal["keep", "new", "keep-closed"]
+Network = Literal["keep", "new"]
 
 _VALUES: Mapping[str, tuple[str, ...]] = {
     "use": ("clone", "move"),
     "on-restore-failure": ("fail", "cold-start"),
-    "network": ("keep", "new", "keep-closed"),
+    "network": ("keep", "new"),
     "checkpointable": ("true", "false"),
 }
 _KEYS = ("restore-from", "engine", *_VALUES)
@@ -74,9 +74,10 @@ def read(spec: Mapping[str, Any], *, foreign: bool) -> Wish:
     """
     annotations = _annotations(spec)
     _refuse_criu(annotations)
-    name, namespace = _container_name(annotations), _namespace(annotations)
-    if _is_sandbox(annotations):
-        return Wish(container_name=name, sandbox=True, namespace=namespace)
+    pod = identify(annotations)
+    name = pod.container_name
+    if pod.sandbox:
+        return Wish(container_name=name, sandbox=True, namespace=pod.namespace)
     asked = _asked(annotations, name)
     restore_from = asked.get("restore-from")
     foreign_path = _foreign_path(annotations, name) if foreign else None
@@ -96,7 +97,7 @@ def read(spec: Mapping[str, Any], *, foreign: bool) -> Wish:
         engine=value.get("engine"),
         checkpointable=value.get("checkpointable") == "true",
         container_name=name,
-        namespace=namespace,
+        namespace=pod.namespace,
     )
 
 
@@ -158,7 +159,7 @@ def _refuse_criu(annotations: Mapping[str, str]) -> None:
             )
 
 
-# --- who the container is ------------------------------------------------------------------------------
+# --- the section itself ---------------------------------------------------------------------------------
 
 
 def _annotations(spec: Mapping[str, Any]) -> Mapping[str, str]:
@@ -172,42 +173,6 @@ def _annotations(spec: Mapping[str, Any]) -> Mapping[str, str]:
                 f"could not read the annotations: '{key}' has a value that is no text; write it in quotes"
             )
     return cast("Mapping[str, str]", pairs)
-
-
-def _is_sandbox(annotations: Mapping[str, str]) -> bool:
-    kinds = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
-    return any(annotations.get(kind) == "sandbox" for kind in kinds)
-
-
-def _container_name(annotations: Mapping[str, str]) -> str:
-    for key in ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"):
-        if annotations.get(key):
-            return annotations[key]
-    full = annotations.get("io.kubernetes.cri-o.ContainerName", "")
-    if not full:
-        return ""
-    # CRI-O's own is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>; the short one stands in its metadata.
-    metadata = _metadata_name(annotations.get("io.kubernetes.cri-o.Metadata", ""))
-    parts = full.split("_")
-    return metadata or (parts[1] if len(parts) == 6 and parts[0] == "k8s" else full)
-
-
-def _metadata_name(text: str) -> str:
-    try:
-        found: object = json.loads(text) if text else None
-    except ValueError:
-        return ""
-    name: object = cast("dict[str, object]", found).get("name") if isinstance(found, dict) else None
-    return name if isinstance(name, str) else ""
-
-
-def _namespace(annotations: Mapping[str, str]) -> str:
-    keys = (
-        "io.kubernetes.cri.sandbox-namespace",
-        "io.kubernetes.cri-o.Namespace",
-        "io.kubernetes.pod.namespace",
-    )
-    return next((annotations[key] for key in keys if annotations.get(key)), "")
 
 
 # --- other tools' keys ---------------------------------------------------------------------------------

@@ -1,21 +1,23 @@
 """What an image's container can reach, against what a new spec would let it reach.
 
-Namespaces, user-namespace maps, devices, descriptors that lead outside, read-only and masked paths, hooks:
-CRIU makes them again as they were at the dump.
+Namespaces, user-namespace maps, devices, descriptors, mounts, read-only and masked paths, hooks: CRIU makes
+them again as they were at the dump.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compat.rules import given, part, specified_mounts
-from engines.api import DeviceNeed, Finding, IdMapping, Needs, TaskNeeds
-from shim.privileges import Grant, Offence, grouped, mask
+from compat.rules import NODE_DEVICES, given, is_bind, part, resolve, specified_mounts
+from engines.api import DeviceNeed, Finding, IdMapping, MountNeed, Needs, TaskNeeds
+from shim.privileges import Grant, Offence, grouped
 
 _CONFINING = ("network", "pid", "ipc", "uts", "mount")
+_CGROUPS = frozenset({"cgroup", "cgroup2"})
 _TELLING = ("cgroup", "time")  # show something of the host, and give no hold on it
 # Every OCI runtime lets a container use these, whatever its spec says.
 _ALWAYS: Sequence[Mapping[str, Any]] = tuple(
@@ -37,8 +39,10 @@ def check_container(
     yield from _user_namespace(spec, needs)
     yield from _devices(spec, needs)
     yield from _shared(needs)
+    yield from _privileged(spec, needs)
+    yield from _mounts(spec, needs, rootfs_path)
     yield from _read_only(spec, needs, rootfs_path)
-    yield from _masked(spec, needs)
+    yield from _masked(spec, needs, rootfs_path)
     yield from _hooks(spec, allowed_hooks)
 
 
@@ -71,7 +75,7 @@ def _namespaces(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
 
 def _nested(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
     """Only CAP_SYS_ADMIN gets a task into another namespace than its container's."""
-    if Grant(spec).reachable & mask(("CAP_SYS_ADMIN",)):
+    if Grant(spec).may_reach("CAP_SYS_ADMIN"):
         return
     init: TaskNeeds | None = next(iter(needs.tasks), None)
 
@@ -188,7 +192,106 @@ def _shared(needs: Needs) -> Iterator[Finding]:
         )
 
 
+def _privileged(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+    grant = Grant(spec)
+    for need in needs.privileged:
+        if not grant.may_reach(*need.capabilities):
+            yield _refusal(
+                "descriptors",
+                f"the image holds {need.what}, but the new spec does not grant {need.capabilities[0]}, which "
+                "it takes to open one",
+                f"grant {need.capabilities[0]} to the new container, or close it before the checkpoint",
+            )
+
+
 # --- the file system -----------------------------------------------------------------------------------
+
+
+def _mounts(spec: Mapping[str, Any], needs: Needs, rootfs_path: Path | None) -> Iterator[Finding]:
+    """Without CAP_SYS_ADMIN a container has the mounts that its runtime makes, and no others.
+
+    One more could show what the spec hides: a second /proc has nothing masked, and so has one over the first.
+    """
+    if Grant(spec).may_reach("CAP_SYS_ADMIN"):
+        return
+    specified: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in spec.get("mounts") or ():
+        specified.setdefault(resolve(rootfs_path, str(entry.get("destination"))), []).append(entry)
+    linux = part(spec, "linux")
+    masked = [_clean(path) for path in linux.get("maskedPaths") or ()]
+    read_only = [_clean(path) for path in linux.get("readonlyPaths") or ()]
+    room = Counter({path: len(entries) for path, entries in specified.items()})
+    room.update(["/", *masked, *read_only])
+    for mount in needs.mounts:
+        path, entries = mount.destination, specified.get(mount.destination, ())
+        if room[path] == 0 and _made_by_runtime(spec, mount, specified):
+            room[path] = 1
+        room[path] -= 1
+        wrong = ""
+        if room[path] < 0:
+            wrong = f"the image has a {mount.fstype} on '{path}', where the new spec has none"
+        elif path in masked:
+            pass  # see the rule of these
+        elif path in read_only:
+            if not _is_itself(mount):
+                wrong = f"the image has '{mount.root}' of a {mount.fstype} on '{path}', not that path itself"
+        elif entries and not any(_is_kind(mount, entry) for entry in entries):
+            kind = entries[-1].get("type") or "bind"
+            wrong = f"the image has a {mount.fstype} on '{path}', where the new spec has a {kind}"
+        elif len(entries) == 1 and (lacking := _lacking(mount, entries[0])):
+            wrong = f"the image's mount on '{path}' lacks {', '.join(lacking)}, which the new spec demands"
+        if wrong:
+            yield _refusal(
+                "mounts",
+                wrong,
+                "take the checkpoint of a container without that mount, mount the same in the new one, or "
+                "grant it CAP_SYS_ADMIN",
+            )
+
+
+def _made_by_runtime(
+    spec: Mapping[str, Any], mount: MountNeed, specified: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> bool:
+    """Mounts that stand in no spec: the terminal, control groups below their top, and the device nodes of a
+    container that may not make any (it has a user namespace).
+    """
+    path = mount.destination
+    if path == "/dev/console":
+        return mount.fstype == "devpts" and bool(part(spec, "process").get("terminal"))
+    if mount.fstype in _CGROUPS:
+        tops = [top for top, entries in specified.items() if any(e.get("type") == "cgroup" for e in entries)]
+        return mount.external and any(path.startswith(f"{top}/") for top in tops)
+    nodes = {str(node.get("path")) for node in part(spec, "linux").get("devices") or ()} | NODE_DEVICES
+    return mount.external and path == mount.source and path in nodes
+
+
+def _is_kind(mount: MountNeed, entry: Mapping[str, Any]) -> bool:
+    """Whether a mount is what the spec says. Of control groups version 1 has a tmpfs that holds them."""
+    kind = str(entry.get("type"))
+    if kind == "cgroup":
+        return mount.fstype in {*_CGROUPS, "tmpfs"}
+    if is_bind(entry):
+        return mount.external or mount.fstype in _CGROUPS
+    return mount.fstype == kind
+
+
+def _is_itself(mount: MountNeed) -> bool:
+    """Whether a mount on a path of the kernel's is made of that path, or hides it."""
+    of_kernel = mount.destination.startswith(("/proc/", "/sys/"))
+    return not of_kernel or not mount.root or _hides(mount) or mount.destination.endswith(mount.root)
+
+
+def _lacking(mount: MountNeed, entry: Mapping[str, Any]) -> list[str]:
+    """What the spec takes away from a mount, and the image's mount does not."""
+    options = [str(word) for word in entry.get("options") or ()]
+    if mount.flags is None:
+        return []
+    wanted: list[str] = []
+    for flag in ("nosuid", "nodev", "noexec"):
+        spoken = [word for word in options if word in {flag, flag.removeprefix("no")}]
+        if spoken[-1:] == [flag]:
+            wanted.append(flag)
+    return [flag for flag in wanted if flag not in mount.flags]
 
 
 def _read_only(spec: Mapping[str, Any], needs: Needs, rootfs_path: Path | None) -> Iterator[Finding]:
@@ -225,18 +328,26 @@ def _hierarchies(needs: Needs, top: str) -> list[str]:
     ]
 
 
-def _masked(spec: Mapping[str, Any], needs: Needs) -> Iterator[Finding]:
+def _masked(spec: Mapping[str, Any], needs: Needs, rootfs_path: Path | None) -> Iterator[Finding]:
+    """A path is hidden by /dev/null on a file, or an empty directory that nobody can write to."""
     mounted = {mount.destination for mount in needs.mounts}
-    masked = [_clean(path) for path in part(spec, "linux").get("maskedPaths") or ()]
-    hidden = mounted & set(masked)
+    masked = dict.fromkeys(map(_clean, part(spec, "linux").get("maskedPaths") or ()))
+    hiding = {mount.destination for mount in needs.mounts if _hides(mount)}
+    ours = specified_mounts(spec, rootfs_path)
+    showing = {mount.destination for mount in needs.mounts if not _hides(mount)} - ours.keys()
+    hidden = masked.keys() & (hiding - showing)
     for path in masked:
         covered = any(path == over or path.startswith(f"{over}/") for over in hidden)
-        if not covered and _is_there(path, mounted):
+        if not covered and (path in showing or _is_there(path, mounted)):
             yield _refusal(
                 "masked-paths",
                 f"the image can see '{path}', which the new spec hides",
                 "take the checkpoint of a container that hides it, on a node whose kernel has it",
             )
+
+
+def _hides(mount: MountNeed) -> bool:
+    return (mount.external and mount.source == "/dev/null") or (mount.fstype == "tmpfs" and mount.readonly)
 
 
 def _is_there(path: str, mounted: Collection[str]) -> bool:

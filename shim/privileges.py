@@ -9,6 +9,8 @@ a process that starts from the new spec could hold or make itself.
   set-user-id program might have got it there.
 - Capabilities: the bounding set is what no process of a container may ever exceed. Under no_new_privs no
   program can add anything to the permitted set, so then that one is the limit.
+- Scheduling: a nice value below zero and a real-time policy need CAP_SYS_NICE, or a resource limit that
+  allows them, or must stand in the spec; an OOM score below the spec's needs CAP_SYS_RESOURCE.
 - Resource limits: a process may move its soft limit up to the hard one, so the hard ones are compared.
   Without an entry in the spec a cold start inherits the runtime caller's limits: those are then the measure.
   CAP_SYS_RESOURCE may raise any limit, and is then no restriction.
@@ -16,15 +18,17 @@ a process that starts from the new spec could hold or make itself.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from compat.rules import part
 from engines.api import Finding, Needs, TaskNeeds
 from shim.checkpointable import without_io_uring
+from shim.images.manifest import seccomp_digest
 
 UNLIMITED = 2**64 - 1
 CAPABILITIES = (
@@ -38,6 +42,8 @@ CAPABILITIES = (
     *("CAP_BLOCK_SUSPEND", "CAP_AUDIT_READ", "CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE"),
 )
 _BITS: Mapping[str, int] = {name: 1 << number for number, name in enumerate(CAPABILITIES)}
+
+_ORDINARY = frozenset({"other", "batch", "idle"})
 
 Offence = tuple[TaskNeeds, str, str]
 """A task, what it holds, what the new spec allows, both in words."""
@@ -62,6 +68,9 @@ class Grant:
         self.rlimits: Mapping[str, int] = {
             str(entry.get("type")): int(entry.get("hard") or 0) for entry in process.get("rlimits") or ()
         }
+        self.scheduler = part(process, "scheduler")
+        score: int | None = process.get("oomScoreAdj")
+        self.oom_score_adj = min(0, _own_oom_score_adj()) if score is None else int(score)
         executable = self.bounding | self.inheritable
         # What the first process holds: running a program gives root all of its bounding set.
         self.held = self.permitted if self.no_new_privs or self.uid else self.permitted | executable
@@ -71,6 +80,10 @@ class Grant:
     def may(self, capability: str) -> bool:
         """Whether the spec's own process holds this capability."""
         return bool(self.held & _BITS[capability])
+
+    def may_reach(self, *capabilities: str) -> bool:
+        """Whether some process of the container may come to hold one of these capabilities."""
+        return bool(self.reachable & mask(capabilities))
 
 
 def mask(names: Iterable[str]) -> int:
@@ -88,15 +101,6 @@ def names(bits: int) -> str:
     return ", ".join(known + rest) or "none"
 
 
-def seccomp_digest(spec: Mapping[str, Any]) -> str:
-    """Digest of a spec's seccomp section, "" if it has none. Recorded in an image's manifest."""
-    section: object = part(spec, "linux").get("seccomp")
-    if not section:
-        return ""
-    text = json.dumps(section, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def check_tasks(
     spec: Mapping[str, Any],
     needs: Needs,
@@ -106,7 +110,7 @@ def check_tasks(
 ) -> Iterator[Finding]:
     """Findings for every field in which some task of the image holds more than the new spec grants.
 
-    recorded_seccomp: `seccomp_digest` of the spec at the dump, None if nobody recorded it. inherited: hard
+    recorded_seccomp: `seccomp_digest` of the dump's spec, None if nobody recorded it. inherited: hard
     limits that a cold start would inherit, None to ask this process.
     """
     grant = Grant(spec)
@@ -130,9 +134,15 @@ def check_tasks(
             lambda task: _rlimits(task, grant, limits),
             "raise the limit in the new spec or of the runtime caller's service",
         ),
+        (
+            "scheduling",
+            lambda task: _scheduling(task, grant, limits),
+            "grant CAP_SYS_NICE to the new container, or take the checkpoint of one with ordinary priorities",
+        ),
     )
     for field, rule, remedy in rules:
         yield from grouped(f"privileges.{field}", (hit for task in needs.tasks for hit in rule(task)), remedy)
+    yield from _oom_scores(needs, grant)
     yield from _seccomp(spec, needs, recorded_seccomp)
 
 
@@ -237,17 +247,71 @@ def inherited_rlimits() -> dict[str, int]:
     return limits
 
 
+def _scheduling(task: TaskNeeds, grant: Grant, inherited: Mapping[str, int]) -> Iterator[Offence]:
+    """A cold start inherits the runtime caller's nice value."""
+    if grant.may_reach("CAP_SYS_NICE"):
+        return
+    limits = {**inherited, **grant.rlimits}
+    own = grant.scheduler.get("nice")
+    floor = min(0, os.getpriority(os.PRIO_PROCESS, 0) if own is None else int(own))
+    floor = min(floor, 20 - min(limits.get("RLIMIT_NICE", 0), 40))
+    if task.nice < floor:
+        yield task, f"has the nice value {task.nice}", f"allows none below {floor}"
+    if task.sched_policy in _ORDINARY:
+        return
+    highest = 0 if task.sched_policy == "deadline" else limits.get("RLIMIT_RTPRIO", 0)
+    if str(grant.scheduler.get("policy") or "").removeprefix("SCHED_").lower() == task.sched_policy:
+        highest = max(highest, int(grant.scheduler.get("priority") or 0))
+        if task.sched_policy == "deadline":
+            return
+    if not 0 < task.sched_priority <= highest:
+        yield (
+            task,
+            f"runs under the real-time policy {task.sched_policy} with priority {task.sched_priority}",
+            f"allows a real-time priority of {highest}" if highest else "allows no real-time policy",
+        )
+
+
+def _oom_scores(needs: Needs, grant: Grant) -> Iterator[Finding]:
+    """For a pod of the class Burstable the kubelet computes 2 to 999 from the node's memory, so the same pod
+    has another score on another node. Among those, a lower one is only told.
+    """
+    if grant.may_reach("CAP_SYS_RESOURCE"):
+        return
+    wanted = grant.oom_score_adj
+
+    def lower(*, told: bool) -> Iterator[Offence]:
+        for task in needs.tasks:
+            score = task.oom_score_adj
+            if score is not None and score < wanted and (score > 0 and wanted < 1000) == told:
+                yield task, f"has the OOM score adjustment {score}", f"gives {wanted}"
+
+    remedy = "give the new container the OOM score of the old one (in a pod: the same requests and limits)"
+    yield from grouped("privileges.oom-score", lower(told=False), remedy)
+    for finding in grouped("privileges.oom-score", lower(told=True), remedy):
+        yield replace(finding, severity="warn")
+
+
+def _own_oom_score_adj() -> int:
+    """What a cold start inherits where the spec says nothing."""
+    return int(Path("/proc/self/oom_score_adj").read_text("ascii"))
+
+
+def _profile_digest(spec: Mapping[str, Any]) -> str:
+    return seccomp_digest(part(part(spec, "linux"), "seccomp"))
+
+
 def _seccomp(spec: Mapping[str, Any], needs: Needs, recorded: str | None) -> Iterator[Finding]:
     """The filter of a task is a program, which cannot be compared with a profile. So the profile of the
     dump's spec must be the new one, and every task must have the same outermost filter. That the filter was
     made of that profile is only the manifest's word.
     """
-    wanted = seccomp_digest(spec)
+    wanted = _profile_digest(spec)
     if not wanted:
         return
     remedy = "give the new container the seccomp profile of the old one"
     # The rule against io_uring only takes away, so an image made with it fits a spec without.
-    if recorded not in {wanted, seccomp_digest(without_io_uring(spec))}:
+    if recorded not in {wanted, _profile_digest(without_io_uring(spec))}:
         held = "another one" if recorded else "none" if recorded == "" else "one that nobody recorded"
         yield Finding(
             rule="privileges.seccomp",

@@ -9,11 +9,11 @@ import stat
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engines.api import DeviceNeed, FileNeed, ImageCorrupt, SocketNeed
+from engines.api import DeviceNeed, FileNeed, ImageCorrupt, PrivilegedNeed, SocketNeed
 from engines.criu.images import ImageReader, Message
 
 _UNSUPPORTED, _TMPFS = 0, 5
@@ -35,6 +35,9 @@ _STATES: Mapping[int, str] = {
     10: "listen",
 }
 _INET, _INET6 = 2, 10
+_SOCK_RAW = 3
+# A fanotify group that reports file ids instead of handing out descriptors is open to everybody.
+_FAN_REPORT_IDS = 0x600
 _MAX_TMPFS_BYTES = 64 << 20
 # What the runtime itself binds into a container that may not make device nodes (user namespaces).
 _STANDARD: Mapping[str, tuple[int, int]] = {
@@ -57,6 +60,7 @@ class Opened:
     terminal: bool
     shared: tuple[str, ...]
     namespaces: tuple[int, ...]
+    privileged: tuple[PrivilegedNeed, ...]
 
 
 def read(reader: ImageReader, mounts: Iterable[Message]) -> Opened:
@@ -75,7 +79,9 @@ def read(reader: ImageReader, mounts: Iterable[Message]) -> Opened:
     sockets: list[SocketNeed] = []
     shared: list[str] = []
     namespaces: list[int] = []
+    privileged: list[PrivilegedNeed] = []
     for entry in entries:
+        privileged += _privileged(entry)
         if entry.HasField("reg"):
             kind = stat.S_IFMT(int(entry.reg.mode))
             if kind in (stat.S_IFCHR, stat.S_IFBLK) and int(entry.reg.id) not in of_terminals:
@@ -100,7 +106,20 @@ def read(reader: ImageReader, mounts: Iterable[Message]) -> Opened:
         terminal=_has_orphan(terminals),
         shared=tuple(dict.fromkeys(shared)),
         namespaces=tuple(dict.fromkeys(namespaces)),
+        privileged=tuple(dict.fromkeys(privileged)),
     )
+
+
+def _privileged(entry: Message) -> Iterator[PrivilegedNeed]:
+    """What stays open although the capability that opened it was dropped."""
+    if entry.HasField("isk") and int(entry.isk.type) == _SOCK_RAW:
+        yield PrivilegedNeed(what="a raw socket", capabilities=("CAP_NET_RAW",))
+    elif entry.HasField("psk"):
+        yield PrivilegedNeed(what="a packet socket", capabilities=("CAP_NET_RAW",))
+    elif entry.HasField("ffy") and not int(entry.ffy.faflags) & _FAN_REPORT_IDS:
+        yield PrivilegedNeed(what="a fanotify group", capabilities=("CAP_SYS_ADMIN",))
+    elif entry.HasField("bpf"):
+        yield PrivilegedNeed(what="a BPF map", capabilities=("CAP_BPF", "CAP_SYS_ADMIN"))
 
 
 # --- regular files -------------------------------------------------------------------------------------

@@ -48,9 +48,11 @@ _FSTYPES: Mapping[int, str] = {
     19: "tracefs",
     23: "cgroup2",
 }
-_TASK_STOPPED = 3
+_POLICIES = ("other", "fifo", "rr", "batch", "policy 4", "idle", "deadline")
+_RESET_ON_FORK = 0x40000000
 _TASK_DEAD, _TASK_ZOMBIE = 2, 6
 _MS_RDONLY = 1
+_MOUNT_FLAGS = (("nosuid", 2), ("nodev", 4), ("noexec", 8))
 _MAP_DROPPABLE = 8
 _PAGE_PRESENT = 1 << 2
 _PAGE_PARENT = 1 << 0
@@ -78,8 +80,7 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
     memory_bytes, droppable = 0, False
     for process in processes:
         core = reader.one(f"core-{process.pid}.img", "CORE")
-        state = int(core.tc.task_state)
-        if state in (_TASK_DEAD, _TASK_ZOMBIE):
+        if int(core.tc.task_state) in (_TASK_DEAD, _TASK_ZOMBIE):
             continue  # runs nothing, holds nothing
         xsave = _xsave(core) if xsave is None else xsave
         numbers = _namespaces_of(reader, process.pid, core)
@@ -97,7 +98,6 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
                     programs=programs,
                     rlimits=rlimits,
                     namespaces=namespaces,
-                    stopped=state == _TASK_STOPPED,
                 )
             )
         mapped = _memory(reader, process.pid)
@@ -151,6 +151,7 @@ def _needs(
         terminal=opened.terminal
         or any(m.destination == "/dev/console" and m.fstype == "devpts" for m in mounts),
         memory_bytes=memory_bytes,
+        privileged=opened.privileged,
         shared_with_host=(*opened.shared, *_host_descriptors(opened, host)),
         lock_table=table_of_run(run_id) if run_id else "",
         droppable_mappings=droppable,
@@ -170,7 +171,6 @@ def _task(
     programs: list[tuple[str, int | None]],
     rlimits: Mapping[str, tuple[int, int]],
     namespaces: Mapping[str, int],
-    stopped: bool,
 ) -> TaskNeeds:
     own = thread.thread_core
     # Images of old CRIUs have a file of their own for the credentials.
@@ -199,8 +199,16 @@ def _task(
         lsm_profile=str(creds.lsm_profile),
         rlimits=rlimits,
         namespaces=namespaces,
-        stopped=stopped,
+        nice=int(own.sched_nice),
+        sched_policy=_policy(int(own.sched_policy)),
+        sched_priority=int(own.sched_prio),
+        oom_score_adj=int(core.tc.oom_score_adj) if core.tc.HasField("oom_score_adj") else None,
     )
+
+
+def _policy(number: int) -> str:
+    number &= ~_RESET_ON_FORK
+    return _POLICIES[number] if number < len(_POLICIES) else f"policy {number}"
 
 
 def _mask(words: Iterable[int]) -> int:
@@ -318,13 +326,16 @@ def _extents(extents: Iterable[Message]) -> tuple[IdMapping, ...]:
 
 def _mount(entry: Message) -> MountNeed:
     destination = "/" + str(entry.mountpoint).removeprefix(".").lstrip("/")
+    flags = int(entry.flags)
     return MountNeed(
         destination=destination,
         fstype=_FSTYPES.get(int(entry.fstype), str(entry.fsname) or "other"),
-        source=str(entry.source),
+        source=str(entry.ext_key) or str(entry.source),
         # The root is given by the new bundle too, though CRIU does not mark it.
         external=destination == "/" or bool(entry.ext_mount) or bool(entry.ext_key),
-        readonly=bool(int(entry.flags) & _MS_RDONLY),
+        readonly=bool(flags & _MS_RDONLY),
+        root=str(entry.root),
+        flags=tuple(name for name, bit in _MOUNT_FLAGS if flags & bit),
     )
 
 

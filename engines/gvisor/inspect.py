@@ -110,6 +110,6 @@ def _mounts(record: Record, linux: Mapping[str, Any]) -> Iterator[MountNeed]:
             external=entry.get("type") == "bind" or "bind" in options or "rbind" in options,
             readonly="ro" in options and "rw" not in options,
         )
-    for key in ("maskedPaths", "readonlyPaths"):
+    for key, fstype in (("maskedPaths", "tmpfs"), ("readonlyPaths", "proc")):
         for path in linux.get(key) or ():
-            yield MountNeed(destination=str(path), fstype="proc", source="", external=False, readonly=True)
+            yield MountNeed(destination=str(path), fstype=fstype, source="", external=False, readonly=True)

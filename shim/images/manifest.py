@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+from compat.profile import Profile
 from engines.api import IdMapping
 from shim.images import spec as oci
 from shim.images.documents import decode, encode
-from shim.images.host import Host
 from shim.log import now
+from shim.pod import identify
 
 SCHEMA = 1
 
@@ -109,15 +110,6 @@ class Rootfs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interface:
-    """One network interface of the container at the dump. addresses: with prefix length."""
-
-    name: str
-    mac: str = ""
-    addresses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Imported:
     """Where an imported image came from. manifest_digest: "" if the archive carried no manifest."""
 
@@ -151,9 +143,8 @@ class Manifest:
     hostname: str
     terminal: bool
     rootfs: Rootfs
-    host: Host | None  # None: imported, not recorded
+    host: Profile | None  # None: imported, not recorded
     mounts: tuple[Mount, ...] = ()
-    network: tuple[Interface, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     imported: Imported | None = None
     files: Mapping[str, FileDigest] = field(default_factory=dict[str, FileDigest])
@@ -179,29 +170,25 @@ def digest_of(data: bytes) -> str:
 
 
 def source_of(spec: oci.Spec, *, container_id: str) -> Source:
-    """Who the container is, from the annotations that containerd and CRI-O always write."""
-    notes = spec.annotations or {}
-
-    def first(*keys: str) -> str:
-        return next((notes[key] for key in keys if notes.get(key)), "")
-
-    caller = ""
-    if any(key.startswith("io.kubernetes.cri-o.") for key in notes):
-        caller = "cri-o"
-    elif any(key.startswith("io.kubernetes.cri.") for key in notes):
-        caller = "containerd"
-    elif any(key.startswith("io.podman.") for key in notes) or notes.get("io.container.manager") == "libpod":
-        caller = "podman"
+    """Who the container is, from the annotations that its caller always writes. Raises AdmissionRefused."""
+    pod = identify(spec.annotations or {})
     return Source(
         container_id=container_id,
-        container_name=first("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
-        pod_name=first("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
-        pod_namespace=first("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
-        pod_uid=first("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
-        image_name=first("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"),
-        image_ref=first("io.kubernetes.cri-o.ImageRef"),
-        runtime_caller=caller,
+        container_name=pod.container_name,
+        pod_name=pod.name,
+        pod_namespace=pod.namespace,
+        pod_uid=pod.uid,
+        image_name=pod.image_name,
+        image_ref=pod.image_ref,
+        runtime_caller=pod.caller,
     )
+
+
+def seccomp_digest(section: Mapping[str, Any] | None) -> str:
+    """Digest of a specification's seccomp section, "" if it has none."""
+    if not section:
+        return ""
+    return digest_of(json.dumps(section, sort_keys=True, separators=(",", ":")).encode())
 
 
 def build_manifest(
@@ -213,9 +200,8 @@ def build_manifest(
     torpor_version: str,
     leave_running: bool,
     rootfs: Rootfs,
-    host: Host | None,
+    host: Profile | None,
     use: Use | None = None,
-    network: tuple[Interface, ...] = (),
     timings: Mapping[str, float] | None = None,
     created: str = "",
     imported: Imported | None = None,
@@ -244,7 +230,6 @@ def build_manifest(
             Mount(destination=m.destination, type=m.type, source=m.source, options=tuple(m.options or ()))
             for m in spec.mounts or ()
         ),
-        network=network,
         timings=dict(timings or {}),
         imported=imported,
     )
@@ -260,16 +245,13 @@ def _security(spec: oci.Spec) -> Security:
         "permitted": granted.permitted,
         "ambient": granted.ambient,
     }
-    seccomp = ""
-    if linux.seccomp is not None:
-        seccomp = digest_of(json.dumps(linux.seccomp, sort_keys=True, separators=(",", ":")).encode())
     return Security(
         uid=process.user.uid,
         gid=process.user.gid,
         additional_gids=tuple(sorted(process.user.additional_gids or ())),
         capabilities={name: tuple(sorted(values or ())) for name, values in sets.items()},
         no_new_privileges=process.no_new_privileges,
-        seccomp_digest=seccomp,
+        seccomp_digest=seccomp_digest(linux.seccomp),
         rlimits=tuple(Rlimit(type=r.type, soft=r.soft, hard=r.hard) for r in process.rlimits or ()),
         apparmor_profile=process.apparmor_profile,
         selinux_label=process.selinux_label,

@@ -18,14 +18,15 @@ from engines.api import (
     ImageIncompatible,
     MountNeed,
     Needs,
+    PrivilegedNeed,
     TaskNeeds,
     WiderPrivileges,
 )
 from shim import admission
 from shim.checkpointable import without_io_uring
 from shim.errors import AdmissionRefused
-from shim.images.manifest import Manifest, Program, Rootfs, Source, build_manifest
-from shim.privileges import mask, names, seccomp_digest
+from shim.images.manifest import Manifest, Program, Rootfs, Source, build_manifest, seccomp_digest
+from shim.privileges import mask, names
 from tests.support.containers import CAPABILITIES, make_spec
 
 ALL = mask(CAPABILITIES)
@@ -58,11 +59,17 @@ def mount(
     return MountNeed(destination=destination, fstype=fstype, source="", external=external, readonly=readonly)
 
 
+def hidden(destination: str) -> MountNeed:
+    """As runc hides a file."""
+    return MountNeed(destination=destination, fstype="devtmpfs", source="/dev/null", external=True)
+
+
 MOUNTS = (
     mount("/", "other", external=True, readonly=False),
     mount("/proc", readonly=False),
     mount("/sys", "sysfs"),
-    *(mount(path) for path in ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware")),
+    *(hidden(path) for path in ("/proc/kcore", "/proc/keys", "/proc/timer_list")),
+    mount("/sys/firmware", "tmpfs"),
     *(mount(path) for path in ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")),
 )
 NEEDS = Needs(
@@ -265,8 +272,18 @@ def test_seccomp_narrower_passes():
 def test_seccomp_digest_does_not_depend_on_the_order_of_keys():
     other = spec(filtered)
     other["linux"]["seccomp"] = dict(reversed(PROFILE.items()))
-    assert seccomp_digest(other) == seccomp_digest(spec(filtered)) == manifest(other).security.seccomp_digest
-    assert seccomp_digest(spec()) == manifest(spec()).security.seccomp_digest == ""
+    digest = seccomp_digest(PROFILE)
+    assert digest.startswith("sha256:")
+    assert (
+        digest == manifest(other).security.seccomp_digest == manifest(spec(filtered)).security.seccomp_digest
+    )
+    assert check(other, FILTERED, manifest=manifest(spec(filtered))) == ()
+
+
+def test_an_empty_seccomp_section_is_none():
+    empty = spec(lambda document: document["linux"].update(seccomp={}))
+    assert seccomp_digest({}) == seccomp_digest(None) == manifest(empty).security.seccomp_digest == ""
+    assert check(empty) == ()
 
 
 @pytest.mark.parametrize(
@@ -325,6 +342,97 @@ def test_rlimits_do_not_bind_who_may_raise_them():
                 kept.append("CAP_SYS_RESOURCE")
 
     assert check(spec(edit), with_task(rlimits={"RLIMIT_NOFILE": (9999, 9999)})) == ()
+
+
+# --- scheduling, OOM scores, descriptors ---------------------------------------------------------------
+
+
+def granted(*more: str, **process: Any) -> dict[str, Any]:
+    def edit(document: dict[str, Any]) -> None:
+        for name, kept in document["process"]["capabilities"].items():
+            document["process"]["capabilities"][name] = [*kept, *more]
+        document["process"].update(process)
+
+    return spec(edit)
+
+
+def needs_with(**changes: Any) -> Needs:
+    """An image whose second task, in all else like the first, differs by this."""
+    return replace(NEEDS, tasks=(TASK, replace(TASK, pid=7, comm="other", **changes)))
+
+
+def test_nice_values():
+    found = only(check(spec(), needs_with(nice=-15)), "privileges.scheduling")
+    assert "task 7 (other) has the nice value -15, but the new spec allows none below 0" in found.message
+    assert check(spec(), needs_with(nice=5)) == ()
+    assert check(spec(limited("RLIMIT_NICE", 35)), needs_with(nice=-15)) == ()
+    only(check(spec(limited("RLIMIT_NICE", 34)), needs_with(nice=-15)), "privileges.scheduling")
+    assert check(granted(scheduler={"policy": "SCHED_OTHER", "nice": -15}), needs_with(nice=-15)) == ()
+
+
+@pytest.mark.parametrize("policy", ["fifo", "rr", "deadline", "policy 7"])
+def test_policies_before_all_others(policy: str):
+    needs = needs_with(sched_policy=policy, sched_priority=0 if policy == "deadline" else 10)
+    only(check(spec(), needs), "privileges.scheduling")
+    entry = {"policy": f"SCHED_{policy.upper()}", "priority": 10}
+    assert check(granted(scheduler=entry), needs) == ()
+    found = check(spec(limited("RLIMIT_RTPRIO", 10)), needs)
+    assert not found if policy != "deadline" else only(found, "privileges.scheduling")
+    only(check(spec(limited("RLIMIT_RTPRIO", 9)), needs), "privileges.scheduling")
+
+
+@pytest.mark.parametrize("policy", ["other", "batch", "idle"])
+def test_policies_after_all_others(policy: str):
+    assert check(spec(), needs_with(sched_policy=policy)) == ()
+
+
+def test_scheduling_does_not_bind_who_may_change_it():
+    new = granted("CAP_SYS_NICE")
+    needs = needs_with(nice=-20, sched_policy="fifo", sched_priority=99)
+    assert check(new, needs) == ()
+
+
+def test_oom_scores():
+    assert check(granted(oomScoreAdj=-10), needs_with(oom_score_adj=-10)) == ()
+    assert check(granted(oomScoreAdj=-10), needs_with(oom_score_adj=0)) == ()
+    for wanted, held in ((0, -1), (1000, 999), (900, 0), (-10, -998)):
+        found = only(
+            check(granted(oomScoreAdj=wanted), needs_with(oom_score_adj=held)), "privileges.oom-score"
+        )
+        assert f"has the OOM score adjustment {held}, but the new spec gives {wanted}" in found.message
+    assert check(spec(), needs_with(oom_score_adj=None)) == ()
+    assert check(spec(), needs_with(oom_score_adj=0)) == ()
+    only(check(spec(), needs_with(oom_score_adj=-1000)), "privileges.oom-score")
+    assert check(granted("CAP_SYS_RESOURCE", oomScoreAdj=0), needs_with(oom_score_adj=-998)) == ()
+
+
+def test_oom_scores_that_the_nodes_memory_makes():
+    (found,) = check(granted(oomScoreAdj=900), needs_with(oom_score_adj=850))
+    assert (found.rule, found.severity) == ("privileges.oom-score", "warn")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "grants"),
+    [
+        (("CAP_NET_RAW",), "CAP_NET_RAW"),
+        (("CAP_SYS_ADMIN",), "CAP_SYS_ADMIN"),
+        (("CAP_BPF", "CAP_SYS_ADMIN"), "CAP_BPF"),
+        (("CAP_BPF", "CAP_SYS_ADMIN"), "CAP_SYS_ADMIN"),
+    ],
+)
+def test_descriptors_that_outlive_a_capability(wanted: tuple[str, ...], grants: str):
+    needs = replace(NEEDS, privileged=(PrivilegedNeed(what="a strange socket", capabilities=wanted),))
+
+    def bare(document: dict[str, Any]) -> None:
+        sets = document["process"]["capabilities"]
+        for name, kept in sets.items():
+            sets[name] = [one for one in kept if one not in wanted]
+
+    task = replace(TASK, **dict.fromkeys(("cap_bounding", *POWERLESS), mask([])))
+    needs = replace(needs, tasks=(task,))
+    found = only(check(spec(bare), needs), "privileges.descriptors")
+    assert f"holds a strange socket, but the new spec does not grant {wanted[0]}" in found.message
+    assert check(granted(grants), needs) == ()
 
 
 # --- namespaces ----------------------------------------------------------------------------------------
@@ -444,7 +552,9 @@ def test_descriptors_that_lead_out():
 
 def changed_mounts(path: str, *, readonly: bool | None) -> Needs:
     kept = tuple(need for need in MOUNTS if need.destination != path)
-    return replace(NEEDS, mounts=kept if readonly is None else (*kept, mount(path, readonly=readonly)))
+    external = not path.startswith("/proc/")
+    more = () if readonly is None else (mount(path, external=external, readonly=readonly),)
+    return replace(NEEDS, mounts=(*kept, *more))
 
 
 def test_read_only():
@@ -477,16 +587,121 @@ def test_read_only_control_groups():
 
     top = mount("/sys/fs/cgroup", "tmpfs", readonly=False)
     pids = "/sys/fs/cgroup/pids"
-    assert check(new, with_groups(top, mount(pids, "cgroup"))) == ()
+    assert check(new, with_groups(top, mount(pids, "cgroup", external=True))) == ()
     assert check(new, with_groups(mount("/sys/fs/cgroup", "cgroup2"))) == ()
-    only(check(new, with_groups(top, mount(pids, "cgroup", readonly=False))), "privileges.read-only")
+    writable = mount(pids, "cgroup", external=True, readonly=False)
+    only(check(new, with_groups(top, writable)), "privileges.read-only")
     only(check(new, with_groups(mount("/sys/fs/cgroup", "cgroup2", readonly=False))), "privileges.read-only")
+
+
+def with_mount(*more: MountNeed) -> Needs:
+    return replace(NEEDS, mounts=(*MOUNTS, *more))
+
+
+def entry_for(destination: str, kind: str, *options: str) -> Callable[[dict[str, Any]], object]:
+    entry = {"destination": destination, "type": kind, "source": "/s", "options": list(options)}
+    return lambda document: document["mounts"].append(entry)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        mount("/mnt/p", readonly=False),
+        mount("/proc", readonly=False),  # over the first one
+        mount("/", "tmpfs", readonly=False),
+        mount("/proc/bus"),  # over the read-only one
+        mount("/data", "tmpfs"),
+        mount("/data", "other", external=True),
+        mount("/sys/fs/cgroup/memory", "cgroup", external=True),
+        mount("/dev/console", "devpts"),
+        mount("/dev/null", "devtmpfs"),
+        replace(mount("/dev/kmsg", "devtmpfs", external=True), source="/dev/kmsg"),
+    ],
+    ids=lambda extra: f"{extra.fstype}{extra.destination}",
+)
+def test_mounts_that_only_the_image_has(extra: MountNeed):
+    only(check(spec(), with_mount(extra)), "privileges.mounts")
+    admin = granted("CAP_SYS_ADMIN")
+    assert "privileges.mounts" not in {finding.rule for finding in check(admin, with_mount(extra))}
+
+
+def test_mounts_of_another_kind():
+    tmpfs = entry_for("/data", "tmpfs")
+    assert check(spec(tmpfs), with_mount(mount("/data", "tmpfs", readonly=False))) == ()
+    found = only(check(spec(tmpfs), with_mount(mount("/data", readonly=False))), "privileges.mounts")
+    assert "has a proc on '/data', where the new spec has a tmpfs" in found.message
+    bind = entry_for("/data", "bind", "rbind", "rw")
+    assert check(spec(bind), with_mount(mount("/data", "other", external=True, readonly=False))) == ()
+    only(check(spec(bind), with_mount(mount("/data", readonly=False))), "privileges.mounts")
+
+
+def test_mounts_on_top_of_each_other_that_the_spec_has_too():
+    def twice(document: dict[str, Any]) -> None:
+        entry_for("/data", "bind", "rbind")(document)
+        entry_for("/data", "tmpfs", "nosuid")(document)
+
+    lower, upper = mount("/data", "other", external=True), mount("/data", "tmpfs")
+    assert check(spec(twice), with_mount(upper, lower)) == ()
+    only(check(spec(twice), with_mount(upper, lower, lower)), "privileges.mounts")
+
+
+def test_mounts_behind_a_link(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/run").symlink_to("/run")
+    new = spec(entry_for("/var/run/secrets", "bind", "rbind"))
+    assert check(new, with_mount(mount("/run/secrets", external=True)), rootfs_path=tmp_path) == ()
+
+
+def test_mounts_that_a_runtime_makes_unasked():
+    """Control groups below their top, a terminal, and the nodes of a container that may not make any."""
+    new = spec(entry_for("/sys/fs/cgroup", "cgroup", "ro"))
+    top = mount("/sys/fs/cgroup", "tmpfs", readonly=False)
+    assert check(new, with_mount(top, mount("/sys/fs/cgroup/memory", "cgroup", external=True))) == ()
+    only(check(new, with_mount(top, mount("/sys/fs/cgroup/more", "cgroup"))), "privileges.mounts")
+    terminal = spec(lambda document: document["process"].update(terminal=True))
+    assert check(terminal, with_mount(mount("/dev/console", "devpts"))) == ()
+    only(check(terminal, with_mount(mount("/dev/console"))), "privileges.mounts")
+    null = replace(mount("/dev/null", "devtmpfs", external=True, readonly=False), source="/dev/null")
+    assert check(spec(), with_mount(null)) == ()
+    only(check(spec(), with_mount(replace(null, source="/dev/mem"))), "privileges.mounts")
+
+
+def test_mounts_without_the_flags_of_the_spec():
+    new = spec(entry_for("/data", "tmpfs", "nosuid", "nodev", "noexec", "exec"))
+    data = mount("/data", "tmpfs", readonly=False)
+    assert check(new, with_mount(replace(data, flags=("nosuid", "nodev")))) == ()
+    found = only(check(new, with_mount(replace(data, flags=("nodev",)))), "privileges.mounts")
+    assert "mount on '/data' lacks nosuid" in found.message
+    assert check(new, with_mount(data)) == (), "an engine that does not tell"
+
+
+def test_a_read_only_path_shows_itself():
+    kept = tuple(need for need in MOUNTS if need.destination != "/proc/bus")
+    for root, shown in (("/bus", True), ("/kcore", False), ("/", False), ("", True)):
+        needs = replace(NEEDS, mounts=(*kept, replace(mount("/proc/bus"), root=root)))
+        assert not check(spec(), needs) if shown else only(check(spec(), needs), "privileges.mounts")
+
+
+def test_masks_must_hide():
+    """Whatever lies on a masked path, only /dev/null and an empty directory hide it."""
+    bind = replace(mount("/proc/kcore", "other", external=True, readonly=False), source="/proc/kcore")
+    for need in (
+        bind,
+        replace(bind, fstype="tmpfs"),
+        mount("/proc/kcore", "tmpfs", readonly=False),
+        mount("/proc/kcore", "proc"),
+    ):
+        kept = tuple(other for other in MOUNTS if other.destination != "/proc/kcore")
+        only(check(spec(), replace(NEEDS, mounts=(*kept, need))), "privileges.masked-paths")
+    twice = spec(lambda document: document["linux"]["maskedPaths"].append("/proc/kcore"))
+    only(check(twice, with_mount(bind)), "privileges.masked-paths")
 
 
 def test_masked_paths():
     seen = spec(lambda document: document["linux"]["maskedPaths"].append("/proc/version"))
     only(check(seen), "privileges.masked-paths")
-    assert check(seen, changed_mounts("/proc/version", readonly=False)) == ()
+    assert check(seen, replace(NEEDS, mounts=(*MOUNTS, hidden("/proc/version")))) == ()
     nowhere = spec(lambda document: document["linux"]["maskedPaths"].append("/proc/of-another-kernel"))
     assert check(nowhere) == ()
     beneath = spec(lambda document: document["linux"]["maskedPaths"].append("/sys/firmware/memmap"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from shim.annotations import Wish, read
 from shim.errors import AdmissionRefused
+from shim.images.manifest import source_of
+from shim.images.spec import parse
 
 CONTAINERD = {
     "io.kubernetes.cri.container-type": "container",
@@ -17,9 +20,10 @@ CONTAINERD = {
 }
 CRIO = {
     "io.kubernetes.cri-o.ContainerType": "container",
-    "io.kubernetes.cri-o.ContainerName": "k8s_app_pod_shop_0a1b_0",
-    "io.kubernetes.cri-o.Namespace": "shop",
+    "io.kubernetes.cri-o.Name": "k8s_app_pod_shop_0a1b_0",
+    "io.kubernetes.cri-o.SandboxName": "k8s_pod_shop_0a1b_0",
 }
+TYPES = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 
 
 def torpor(base: dict[str, str], pairs: dict[str, str]) -> Wish:
@@ -44,6 +48,66 @@ def test_own_container_only(base: dict[str, str]):
 def test_crio_takes_the_short_name_from_metadata():
     metadata = {"io.kubernetes.cri-o.Metadata": '{"name":"web","attempt":1}'}
     assert torpor({**CRIO, **metadata}, {"restore-from.web": "warm"}).restore_from == "warm"
+
+
+SPOOFED = {
+    "io.kubernetes.cri.container-name": "other",
+    "io.kubernetes.cri.sandbox-name": "other",
+    "io.kubernetes.cri.sandbox-namespace": "victim",
+    "io.kubernetes.cri-o.Name": "k8s_other_pod_victim_0a1b_0",
+    "io.kubernetes.cri-o.ContainerName": "k8s_other_pod_victim_0a1b_0",
+    "io.kubernetes.cri-o.Namespace": "victim",
+    "io.kubernetes.cri-o.Metadata": '{"name":"other"}',
+    "io.kubernetes.container.name": "other",
+    "io.kubernetes.pod.namespace": "victim",
+    "io.container.manager": "libpod",
+}
+
+
+def written_by(base: dict[str, str], pods: dict[str, str]) -> dict[str, str]:
+    """Annotations of a pod, and over them those that the caller always writes, of which it knows more."""
+    more: dict[str, str] = {"io.kubernetes.cri.sandbox-name": "pod"}
+    if base is CRIO:
+        more = {
+            "io.kubernetes.cri-o.Metadata": '{"name":"app"}',
+            "io.kubernetes.container.name": "app",
+            "io.kubernetes.pod.namespace": "shop",
+            "io.container.manager": "cri-o",
+        }
+    return {**pods, **base, **more}
+
+
+@pytest.mark.parametrize("key", [*SPOOFED, "all"])
+@pytest.mark.parametrize("base", [CONTAINERD, CRIO], ids=["containerd", "cri-o"])
+def test_a_pod_cannot_say_that_it_is_another(base: dict[str, str], key: str):
+    pods = SPOOFED if key == "all" else {key: SPOOFED[key]}
+    annotations = written_by(base, pods)
+    found = torpor(annotations, {"restore-from.app": "warm", "restore-from.other": "evil"})
+    assert (found.container_name, found.namespace, found.restore_from) == ("app", "shop", "warm")
+    source = source_of(parse(json.dumps({"annotations": annotations}).encode()), container_id="c")
+    assert (source.container_name, source.pod_name, source.pod_namespace) == ("app", "pod", "shop")
+
+
+@pytest.mark.parametrize("kind", ["container", "sandbox", "?"])
+@pytest.mark.parametrize(
+    ("base", "other"), [(CONTAINERD, TYPES[1]), (CRIO, TYPES[0])], ids=["containerd", "cri-o"]
+)
+def test_a_pod_cannot_say_that_its_caller_is_another(base: dict[str, str], other: str, kind: str):
+    with pytest.raises(AdmissionRefused, match="no caller writes both"):
+        torpor({**SPOOFED, other: kind, **base}, {"restore-from": "warm"})
+
+
+def test_a_crio_restored_name_is_understood():
+    """CRI-O joins the last two parts of the name of a container that it restores itself."""
+    assert torpor({**CRIO, "io.kubernetes.cri-o.Name": "k8s_app_pod_shop_0a1b0"}, {}).namespace == "shop"
+    labels = {"io.kubernetes.container.name": "app", "io.kubernetes.pod.namespace": "shop"}
+    found = torpor({"io.kubernetes.cri-o.ContainerType": "container", **labels}, {})
+    assert (found.container_name, found.namespace) == ("app", "shop")
+
+
+@pytest.mark.parametrize("metadata", ["", "{", "[]", '{"name":1}', "[" * 100_000])
+def test_damaged_metadata_is_passed_over(metadata: str):
+    assert torpor({**CRIO, "io.kubernetes.cri-o.Metadata": metadata}, {}).container_name == "app"
 
 
 def test_bare_key_waits_for_the_image_to_name_the_container():
@@ -88,7 +152,7 @@ def test_all_keys():
     assert torpor({}, {"checkpointable": "false"}).checkpointable is False
 
 
-@pytest.mark.parametrize("kind", ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"])
+@pytest.mark.parametrize("kind", TYPES)
 def test_sandbox_ignores_everything(kind: str):
     found = torpor({kind: "sandbox"}, {"restore-from": "warm", "use": "nonsense", "nonsense": "x"})
     assert found.sandbox
@@ -105,6 +169,7 @@ def test_sandbox_ignores_everything(kind: str):
         ),
         ("Use", "clone", "did you mean 'torpor.dev/use'"),
         ("restore-from.", "warm", "'torpor.dev/restore-from.' is unknown"),
+        ("network", "keep-closed", "'keep-closed', but must be one of keep, new"),
         ("use", "clon", "must be one of clone, move; did you mean 'clone'"),
         ("use.sidecar", "x", "'torpor.dev/use.sidecar' is 'x'"),
         ("checkpointable", "True", "must be one of true, false; did you mean 'true'"),

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from compat import profile, verdict
 from engines.api import ImageCorrupt, Needs, TaskNeeds
 from shim.images.documents import decode_needs, encode_needs
-from shim.images.host import read_host
 from shim.images.manifest import (
     Manifest,
     Program,
@@ -60,7 +60,7 @@ def make(**changes: object) -> Manifest:
         "torpor_version": "0",
         "leave_running": True,
         "rootfs": Rootfs(kind="overlay"),
-        "host": read_host(),
+        "host": profile.load(None),
         **changes,
     }
     return build_manifest(**arguments)  # type: ignore[arg-type]
@@ -73,6 +73,23 @@ def test_manifest_survives_its_file_and_is_the_same_every_time() -> None:
     assert parse_manifest(data).to_bytes() == data
     assert data.endswith(b"}\n")
     assert digest_of(data) == digest_of(make(created=manifest.created).to_bytes())
+
+
+def test_an_image_fits_the_node_that_made_it() -> None:
+    """Dump and restore describe a node by the same rules."""
+    host = parse_manifest(make().to_bytes()).host
+    assert host == profile.load(None)
+    needs = Needs(engine="criu", image_version="2", tasks=(), namespaces={"network": "own"})
+    spec = {"linux": {"namespaces": [{"type": "network"}]}}
+    assert verdict.judge(needs, spec, dump_host=host) == ()
+
+
+def test_a_manifest_of_an_older_torpor_is_read() -> None:
+    plain = json.loads(make().to_bytes())
+    plain["network"] = []
+    plain["host"]["cpu_model"] = "a processor"
+    del plain["host"]["schema"]
+    assert parse_manifest(json.dumps(plain).encode()).host == profile.load(None)
 
 
 def test_no_secret_of_the_process_stands_in_it() -> None:
