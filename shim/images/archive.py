@@ -75,7 +75,6 @@ _IGNORED = frozenset(
         "stats-restore",
     }
 )
-_ENGINES = {"inventory.img": "criu", "checkpoint.img": "gvisor"}
 
 Kind = Literal["containerd", "cri-o", "podman", "unknown"]
 
@@ -124,12 +123,14 @@ def import_archive(
     replace_existing: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     on_bytes: OnBytes | None = None,
+    judge: Callable[[Manifest], None] | None = None,
 ) -> Import:
     """Make an image of the store out of an archive.
 
     file: the open archive, seekable, at its start. reference: name and namespace of the new image. use:
     recorded in the manifest, None to keep what torpor's own manifest says. max_bytes: refused if more comes
-    out of the archive. on_bytes: progress in bytes of the archive. Raises ImageError and its kinds,
+    out of the archive. on_bytes: progress in bytes of the archive. judge: may raise, before anything of the
+    image is read or stands in the store. Raises ImageError and its kinds,
     ShimError, NotSupported; then nothing is left in the store.
     """
     job = _Job(
@@ -140,6 +141,7 @@ def import_archive(
         use=use,
         replace_existing=replace_existing,
         max_bytes=max_bytes,
+        judge=judge,
     )
     if not replace_existing:
         _refuse_existing(store, reference)
@@ -277,36 +279,29 @@ class _Job:
     use: Use | None
     replace_existing: bool
     max_bytes: int
+    judge: Callable[[Manifest], None] | None
 
     def commit(self, staged: Path, extracted: _Extraction) -> Import:
         """Judge what was extracted and make it an image."""
         checkpoint_path = staged / layout.CHECKPOINT
-        found = [engine for name, engine in _ENGINES.items() if (checkpoint_path / name).is_file()]
-        if len(found) != 1:
-            raise ImageCorrupt(
-                "could not read the archive: its checkpoint/ holds neither an image of CRIU (inventory.img) "
-                "nor one of gVisor (checkpoint.img), or both; import a checkpoint archive of containerd, "
-                "CRI-O or Podman"
-            )
+        engine = layout.writer_of(checkpoint_path, None)
         _refuse_shared_memory(staged, extracted)
         imported = Imported(archive=extracted.kind, at=now())
         known: Mapping[str, FileDigest] = {}
         if extracted.has_manifest:
             manifest, known = _own_manifest(staged, imported)
-            if manifest.engine.name.split("-")[0] != found[0]:
-                raise ImageCorrupt(
-                    f"could not read the archive: its manifest names engine {manifest.engine.name[:40]!a}, "
-                    f"but {found[0]} wrote its memory image; make it again"
-                )
+            layout.writer_of(checkpoint_path, manifest.engine.name)
         elif (checkpoint_path / layout.EXTRAS).exists():
             raise ImageCorrupt(
                 "could not read the archive: it holds torpor's files but not its manifest; make it again"
             )
         else:
-            manifest = _foreign_manifest(staged, extracted.kind, found[0], self.torpor_version, imported)
+            manifest = _foreign_manifest(staged, extracted.kind, engine, self.torpor_version, imported)
         manifest = replace(
             manifest, use=self.use or manifest.use, rootfs=_rootfs(staged, manifest.rootfs, extracted.kind)
         )
+        if self.judge is not None:
+            self.judge(manifest)
         _check_rootfs(staged, manifest.rootfs, self.max_bytes)
         needs = self.inspect(manifest.engine.name, checkpoint_path)
         write_file(staged / layout.NEEDS, encode_needs(needs))

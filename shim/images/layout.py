@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from engines.api import ImageCorrupt
 from shim.errors import UsageError
 
 CHECKPOINT = "checkpoint"  # directory: what the engine wrote
@@ -39,6 +41,8 @@ UNSEALED = frozenset(
     ]
 )
 
+_WRITERS = {"inventory.img": "criu", "checkpoint.img": "gvisor"}
+
 NO_NAMESPACE = "_"  # directory of images that belong to no namespace; no valid namespace is spelled so
 MAX_NAME_CHARS = 128
 
@@ -67,6 +71,26 @@ class Reference:
     def with_digest(self, digest: str) -> Reference:
         """The same name, bound to one content."""
         return replace(self, digest=digest)
+
+
+def writer_of(directory: Path, named: str | None) -> str:
+    """The engine that wrote a directory, by the files that only it writes; never by a document alone.
+
+    named: what a manifest says, None without one. It may name an engine built on that one ("criu-cuda" on
+    "criu"). Raises ImageCorrupt if the files are of no engine or of several, or of another one.
+    """
+    found = [engine for name, engine in _WRITERS.items() if (directory / name).is_file()]
+    if len(found) != 1:
+        raise ImageCorrupt(
+            "could not read the image: it holds neither an image of CRIU (inventory.img) nor one of gVisor "
+            "(checkpoint.img), or both; name the directory or the archive that a checkpoint was written to"
+        )
+    if named is not None and named.partition("-")[0] != found[0]:
+        raise ImageCorrupt(
+            f"could not read the image: its manifest names engine {named[:40]!a}, but {found[0]} wrote it; "
+            "make it again"
+        )
+    return named or found[0]
 
 
 def is_page_file(name: str) -> bool:

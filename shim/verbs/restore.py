@@ -60,7 +60,8 @@ def serve(context: Context) -> int | None:
             f"could not restore container '{container_id}' with --lazy-pages: not supported; leave it out"
         )
     manifest = _manifest(image_path)
-    engine = registry.create(manifest.engine.name if manifest else "criu", context.engine_settings)
+    name = layout.writer_of(image_path, manifest.engine.name if manifest else None)
+    engine = registry.create(name, context.engine_settings)
     try:
         needs = engine.inspect(image_path)
         if "detach" not in options:

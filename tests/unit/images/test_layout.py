@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from engines.api import ImageCorrupt
 from shim.errors import UsageError
-from shim.images.layout import Reference, is_page_file, parse_reference
+from shim.images.layout import Reference, is_page_file, parse_reference, writer_of
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -74,3 +77,32 @@ def test_page_files() -> None:
     ]
     assert all(map(is_page_file, pages))
     assert not any(map(is_page_file, others))
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "engine"),
+    [
+        (("inventory.img",), None, "criu"),
+        (("inventory.img",), "criu", "criu"),
+        (("inventory.img",), "criu-cuda", "criu-cuda"),
+        (("checkpoint.img",), None, "gvisor"),
+        (("inventory.img",), "gvisor", ""),
+        (("inventory.img",), "fake", ""),
+        (("inventory.img",), "", ""),
+        (("checkpoint.img",), "criu", ""),
+        (("inventory.img", "checkpoint.img"), "criu", ""),
+        ((), "fake", ""),
+        ((), None, ""),
+    ],
+)
+def test_files_tell_who_wrote_an_image(
+    tmp_path: Path, files: tuple[str, ...], named: str | None, engine: str
+) -> None:
+    """A document beside them can choose among the engines that build on that one, and no other."""
+    for name in files:
+        (tmp_path / name).touch()
+    if engine:
+        assert writer_of(tmp_path, named) == engine
+    else:
+        with pytest.raises(ImageCorrupt):
+            writer_of(tmp_path, named)
