@@ -16,10 +16,9 @@ GROUP = "torpor.engines"
 
 _BUILT_IN = {
     "criu": "engines.criu.engine:CriuEngine",
-    "fake": "engines.fake:FakeEngine",
     "gvisor": "engines.gvisor.engine:GvisorEngine",
 }
-# In this order when nothing else decides. The fake must be asked for by name.
+# In this order when nothing else decides.
 _CHOICE: tuple[str, ...] = ("criu",)
 
 Factory = Callable[[EngineSettings], CheckpointEngine]
