@@ -150,12 +150,13 @@ def _clean(place: Place, container_id: str) -> None:
 # --- courses -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
-    """One container of a workload that is ready."""
+    """A workload on its way. source: the container that it is in now."""
 
     place: Place
     source: str
+    pid: int
 
     def engine(self, container_id: str = "") -> CheckpointEngine:
         return self.place.engine(container_id or self.source)
@@ -164,15 +165,13 @@ class _Run:
         self,
         image: Path,
         *,
-        source: str = "",
         leave_running: bool = False,
         on_phase: Callable[[Phase, PhaseInfo], None] | None = None,
     ) -> None:
-        container_id = source or self.source
-        self.engine(container_id).checkpoint(
+        self.engine().checkpoint(
             CheckpointRequest(
-                container_id=container_id,
-                bundle_path=self.place.bundle(container_id),
+                container_id=self.source,
+                bundle_path=self.place.bundle(self.source),
                 image_path=image,
                 timeout_s=TIMEOUT_S,
                 leave_running=leave_running,
@@ -212,9 +211,8 @@ def _round_trip(run: _Run) -> None:
 
 
 def _leave_running(run: _Run) -> None:
-    pid = run.place.pid(run.source)
     run.dump(run.place.image_root / "i", leave_running=True)
-    if run.place.pid(run.source) != pid:
+    if run.place.pid(run.source) != run.pid:
         raise _Failed("the container has another process now")
     _verify(run.place, run.source, "running on after the dump")
     run.remove()
@@ -254,16 +252,15 @@ def _held(run: _Run) -> None:
 
 
 def _twice(run: _Run) -> None:
-    source = run.source
     for generation in (1, 2):
         image = run.place.image_root / f"i{generation}"
-        run.dump(image, source=source)
-        target = run.place.successor(source)
-        run.remove(source)
+        run.dump(image)
+        target = run.place.successor(run.source)
+        run.remove()
         run.restore(image, target)
-        source = target
-    _verify(run.place, source, "in the second generation")
-    run.remove(source)
+        run.source, run.pid = target, run.place.pid(target)
+    _verify(run.place, run.source, "in the second generation")
+    run.remove()
 
 
 def _clones(run: _Run) -> None:
@@ -307,13 +304,13 @@ def run_course(make: PlaceMaker, workload: Workload, course: str) -> Outcome:
             if capability and capability not in engine.capabilities:
                 return outcome("skipped", f"{engine.name} does not declare {capability}")
             _ready(place, source, workload)
-            pid = place.pid(source)
+            run = _Run(place, source, place.pid(source))
             try:
-                way(_Run(place, source))
+                way(run)
             except NotSupported as refusal:
-                if place.pid(source) != pid:
+                if place.pid(run.source) != run.pid:
                     return outcome("fail", f"refused, but the container was touched: {refusal}")
-                _verify(place, source, "after a refusal")
+                _verify(place, run.source, "after a refusal")
                 return outcome("refused", refusal)
             return outcome("pass")
     except Absent as reason:

@@ -8,10 +8,11 @@ must be refused before the container is touched, which is tested too.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 from unittest import SkipTest
 
 from engines.api import (
@@ -192,8 +193,37 @@ def _wake(
     )
 
 
+def load_profile(path: Path) -> dict[str, str]:
+    """What a host skips, and why, from a JSON file: {"schema": 1, "skip": {"NAME": "REASON"}}.
+
+    A name is "contract.TEST" (without its `test_`), "WORKLOAD" or "WORKLOAD.COURSE". Raises InvalidRequest.
+    """
+    words = f"could not read profile '{path}'"
+    try:
+        document: Any = json.loads(path.read_bytes())
+        skip = cast("dict[Any, Any]", document["skip"])
+        if document["schema"] != 1 or not all(
+            isinstance(word, str) and word.strip() for pair in skip.items() for word in pair
+        ):
+            raise ValueError("every name needs a reason")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{words}: {error}; see `engines.testing.load_profile`") from error
+    return {str(name): str(reason) for name, reason in skip.items()}
+
+
 class EngineContract:
-    """The contract. Every test gets a fresh `harness`."""
+    """The contract. Every test gets a fresh `harness`.
+
+    skips: names of tests (without their `test_`) that this host cannot run, each with the reason.
+    """
+
+    skips: Mapping[str, str] = {}
+
+    def setup_method(self, method: Callable[..., None]) -> None:
+        """Called by pytest before each test."""
+        reason = self.skips.get(method.__name__.removeprefix("test_"))
+        if reason:
+            raise SkipTest(reason)
 
     def test_probe_never_raises_and_is_clean_here(self, harness: Harness) -> None:
         findings = harness.engine("nobody").probe()

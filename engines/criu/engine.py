@@ -137,7 +137,7 @@ class CriuEngine:
             argv += ["--leave-running"]
         argv += [*config.DUMP_FLAGS, *request.extra_args, request.container_id]
         phases = DumpStages(
-            request, journal, container, freezer, quiet=operation == "pre-dump", timers=outlook.timers
+            request, journal, container, freezer, quiet=operation == "pre-dump", outlook=outlook
         )
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             if made:

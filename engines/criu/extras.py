@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -115,6 +116,25 @@ def apply(image_path: Path, init: int, groups: cgroups.Groups) -> None:
     for inner, descriptor, interval_ns in extras["timers"]:
         if inner in processes:
             _rearm(processes[inner], descriptor, interval_ns)
+
+
+def mend_terminals(terminals: Sequence[tuple[int, int, int]]) -> None:
+    """Give terminals their flags back after a dump that failed: CRIU leaves O_NONBLOCK on some.
+
+    terminals: see `foresee`.
+    """
+    for pid, descriptor, flags in terminals:
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                copy = borrow(pidfd, descriptor)
+            finally:
+                os.close(pidfd)
+            try:
+                if fcntl.fcntl(copy, fcntl.F_GETFL) & os.O_NONBLOCK != flags & os.O_NONBLOCK:
+                    fcntl.fcntl(copy, fcntl.F_SETFL, flags)
+            finally:
+                os.close(copy)
 
 
 def _rearm(pid: int, descriptor: int, interval_ns: int) -> None:

@@ -24,6 +24,7 @@ from engines.criu.repair import borrow
 from engines.criu.watches import watched_paths
 
 _CAP_SYS_RESOURCE = 24
+_CLONE_NEWUSER = 0x10000000
 _MQUEUE_MAGIC = 0x19800202
 # Anonymous inodes that CRIU can dump.
 _GOOD_INODES = frozenset(
@@ -55,12 +56,13 @@ class Outlook:
     """What is to be expected.
 
     findings: obstacles. watched: paths that CRIU must be told (`watches`). timers: periodic timerfds, as pids
-    and descriptors.
+    and descriptors. terminals: pids, descriptors and their flags.
     """
 
     findings: list[Finding] = field(default_factory=list[Finding])
     watched: tuple[str, ...] = ()
     timers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    terminals: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
 
     def add(self, rule: str, message: str, remedy: str) -> None:
         """Note an obstacle, once for each rule."""
@@ -86,6 +88,14 @@ def look(init: int, bundle_path: Path) -> Outlook:
         _mounts(outlook, init, spec)
     with contextlib.suppress(OSError):
         _message_queues(outlook, init, spec)
+    with contextlib.suppress(OSError):
+        if _link(init, "user") != _link("self", "user") and not _reachable(init):
+            outlook.add(
+                "user-namespace",
+                f"process {init} ('{_name(init)}') cannot be looked at from its own user namespace, as CRIU "
+                "does: it has changed its user since it was restored",
+                "restore the image that it was made from again, and checkpoint nothing later",
+            )
     own_network = _own(spec, "network")
     inherited: frozenset[str] = frozenset()
     with contextlib.suppress(OSError):
@@ -122,6 +132,27 @@ def look(init: int, bundle_path: Path) -> Outlook:
 
 
 # --- processes -----------------------------------------------------------------------------------------
+
+
+def _reachable(pid: int) -> bool:
+    """Whether a process that joins a process's user namespace may open its other namespaces."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    descriptor = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        child = os.fork()
+        if child == 0:
+            # Only a process with a single thread may join a user namespace, and this one is that.
+            try:
+                joined = libc.setns(descriptor, _CLONE_NEWUSER) == 0
+                os.close(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))
+                os._exit(0 if joined else 1)
+            except BaseException:
+                os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        os.close(descriptor)
 
 
 def _name(pid: int) -> str:
@@ -248,6 +279,8 @@ def _descriptors(
             elif link.startswith("/secretmem"):
                 _secret(outlook, who)
             elif link.startswith("/") and not link.startswith(_UNMOUNTED):
+                if link.startswith(("/dev/pts/", "/dev/ptmx")):
+                    outlook.terminals.append((pid, int(number), int(_info(pid, number, "flags"), 8)))
                 mounts = inherited | _mount_ids(pid) if mounts is None else mounts
                 known = _info(pid, number, "mnt_id") in mounts
                 _file(outlook, path, link, f"{who}, descriptor {number},", known=known)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from engines.api import CheckpointRequest, EngineTimeout, PhaseInfo, RestoreRequest
 from engines.criu import calls, cgroups, extras, wire
+from engines.criu.foresee import Outlook
 from engines.criu.journal import Journal
 from engines.criu.network import raise_loopback
 from engines.criu.phases import Stage
@@ -18,7 +18,10 @@ _VFORK_S = 0.002
 
 
 class DumpStages:
-    """Answers CRIU at the stages of a dump. quiet: a pre-dump, which has no phases; timers: see `foresee`."""
+    """Answers CRIU at the stages of a dump.
+
+    quiet: a pre-dump, which has no phases; outlook: what was foreseen.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,7 @@ class DumpStages:
         freezer: cgroups.Freezer | None,
         *,
         quiet: bool,
-        timers: Sequence[tuple[int, int]] = (),
+        outlook: Outlook,
     ) -> None:
         self._request = request
         self._journal = journal
@@ -37,7 +40,7 @@ class DumpStages:
         theirs = Path(f"/proc/{container.pid}/ns/net")
         self._netns_path = None if theirs.readlink() == Path("/proc/self/ns/net").readlink() else theirs
         self._on_phase = None if quiet else request.on_phase
-        self._timers = timers
+        self._outlook = outlook
         self._told = False
         self.frozen_since = 0.0  # on the monotonic clock; 0 if it was not us who froze
         self.sizes: dict[str, int] = {}
@@ -84,7 +87,10 @@ class DumpStages:
         """
         if self._freezer:
             self._freezer.freeze(timeout_s=_FREEZE_S)
-        return calls.went_well(self._journal.work_path / "dump.log")
+        well = calls.went_well(self._journal.work_path / "dump.log")
+        if not well:
+            extras.mend_terminals(self._outlook.terminals)
+        return well
 
     def _frozen(self) -> None:
         if self._on_phase and not self._told:
@@ -92,7 +98,7 @@ class DumpStages:
             self._on_phase("frozen", PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=None))
 
     def _dumped(self) -> None:
-        extras.note(self._request.image_path, self._pid, self._journal.groups, self._timers)
+        extras.note(self._request.image_path, self._pid, self._journal.groups, self._outlook.timers)
         # Now: whoever is told that the image is complete may move it to its place.
         self.sizes = sizes_of(self._request.image_path)
         if self._on_phase:

@@ -21,7 +21,9 @@ def setup():
     def verify():
         log.write(b"line 2\n")
         with open("/volume/log", "rb") as file:
-            same(file.read(), b"line 1\nline 2\n", "the log")
+            lines = file.read().splitlines()
+        # Clones share the volume, so another may have written too.
+        same((lines[0], lines[-1]), (b"line 1", b"line 2"), "the log")
         same(data.read(), b"3456789", "the position in a file")
         temporary.seek(0)
         same(temporary.read(), b"deleted on a volume", "a deleted file")
