@@ -14,6 +14,7 @@ from shim.errors import ShimError
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("shim.cli.audit", "Show what was checkpointed, restored and refused."),
     "checkpoint": ("shim.cli.checkpoint", "Put a running container to sleep."),
+    "conformance": ("shim.cli.conformance", "Say what survives a checkpoint with an engine."),
     "demo": ("shim.cli.demo", "Show a container falling asleep and waking up."),
     "doctor": ("shim.cli.doctor", "Say whether this node can do all that, and what it lacks."),
     "images": ("shim.cli.images", "List, inspect, verify, import and remove images."),
