@@ -7,8 +7,7 @@ with, and be refused under the plain one, by the rule of that field and no other
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,15 @@ from typing import Any
 import pytest
 
 from compat import profile, verdict
-from engines.api import Finding, ImageCorrupt, ImageNotFound, Needs
+from engines.api import ImageCorrupt, ImageNotFound
 from engines.criu.inspect import inspect
 from shim import admission
-from shim.images.manifest import Manifest, Program, Rootfs, Source, build_manifest
 from shim.privileges import mask
-from tests.support.containers import CAPABILITIES, PREFIX, Lab, Output, lab, until
+from tests.support.admission import manifest
+from tests.support.containers import CAPABILITIES, Lab, lab
+from tests.support.dumped import PYCRIU, Edit, dumped, python
 
 pytestmark = pytest.mark.engine
-
-PYCRIU = PREFIX / "python"
-SHELL = ["/bin/sh", "-c", "echo ready; while :; do sleep 1; done"]
-Edit = Callable[[dict[str, Any]], object]
-
-
-def nothing(_: dict[str, Any]) -> None:
-    """The plain spec."""
 
 
 @pytest.fixture(scope="module")
@@ -44,59 +36,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
         yield made
 
 
-class Dumped:
-    """One image, the spec it was dumped with, and that spec less what the test added."""
-
-    def __init__(self, place: Lab, name: str, args: Sequence[str], edit: Edit) -> None:
-        bundle = place.bundle(name, args)
-        path = bundle / "config.json"
-        self.plain: dict[str, Any] = json.loads(path.read_text())
-        self.spec = copy.deepcopy(self.plain)
-        edit(self.spec)
-        configuration = bundle / "criu.conf"
-        configuration.write_text("network-lock nftables\nmanage-cgroups=ignore\nfile-locks\nghost-limit 8M\n")
-        written = {**self.spec, "annotations": {"org.criu.config": str(configuration)}}
-        path.write_text(json.dumps(written))
-        self.image_path = place.path / "images" / name
-        container = place.new_id(name)
-        output: Output = place.runc.run(bundle, container)
-        until(lambda: "ready" in output.text, what=f"{name} is ready: {output.text}")
-        arguments = ("--image-path", self.image_path, "--work-path", place.path / "work" / name)
-        (place.path / "work" / name).mkdir(parents=True)
-        place.runc("checkpoint", *arguments, "--leave-running", container)
-        place.runc.delete(container)
-        self.rootfs_path = bundle / "rootfs"
-        self.needs = inspect(self.image_path, PYCRIU)
-
-    def check(self, spec: dict[str, Any], needs: Needs | None = None) -> tuple[Finding, ...]:
-        kept = _manifest(self.spec)
-        return admission.check(spec, needs or self.needs, kept, rootfs_path=self.rootfs_path)
-
-    def passes_itself_but_not_under(self, spec: dict[str, Any], rule: str) -> list[str]:
-        """Messages of the refusals under `spec`, all of which must be of this rule."""
-        assert [finding for finding in self.check(self.spec) if finding.severity == "refuse"] == []
-        refused = [finding for finding in self.check(spec) if finding.severity == "refuse"]
-        assert {finding.rule for finding in refused} == {rule}
-        return [finding.message for finding in refused]
-
-
-def _manifest(spec: dict[str, Any]) -> Manifest:
-    return build_manifest(
-        spec_data=json.dumps(spec).encode(),
-        source=Source(container_id="c"),
-        engine=Program(name="criu"),
-        runtime=Program(name="runc"),
-        torpor_version="0",
-        leave_running=True,
-        rootfs=Rootfs(kind="none"),
-        host=None,
-    )
-
-
-def dumped(place: Lab, name: str, edit: Edit = nothing, args: Sequence[str] = SHELL) -> Dumped:
-    return Dumped(place, name, args, edit)
-
-
 def without_namespace(kind: str) -> Edit:
     def edit(spec: dict[str, Any]) -> None:
         entries = spec["linux"]["namespaces"]
@@ -105,12 +44,6 @@ def without_namespace(kind: str) -> Edit:
             spec.pop("hostname")
 
     return edit
-
-
-def python(*lines: str) -> list[str]:
-    """A program that does something, says that it is ready and waits."""
-    text = "\n".join((*lines, "print('ready', flush=True)", "import time", "while True: time.sleep(1)"))
-    return ["python", "-IS", "-c", text]
 
 
 # --- one test per field --------------------------------------------------------------------------------
@@ -235,7 +168,7 @@ def test_seccomp(place: Lab):
     demanding["linux"]["seccomp"] = copy.deepcopy(SECCOMP)
     found.passes_itself_but_not_under(demanding, "privileges.seccomp")
     # Whatever the manifest says, the tasks of this image have no filter.
-    forged = admission.check(demanding, found.needs, _manifest(demanding), rootfs_path=found.rootfs_path)
+    forged = admission.check(demanding, found.needs, manifest(demanding), rootfs_path=found.rootfs_path)
     assert "has no seccomp filter" in forged[0].message
 
 
