@@ -16,6 +16,7 @@ GROUP = "torpor.engines"
 
 _BUILT_IN = {
     "criu": "engines.criu.engine:CriuEngine",
+    "criu-cuda": "engines.cuda.engine:CudaEngine",
     "gvisor": "engines.gvisor.engine:GvisorEngine",
 }
 # In this order when nothing else decides.

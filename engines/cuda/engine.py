@@ -132,7 +132,7 @@ class CudaEngine:
             if request.leave_running:
                 self._on_gpu(found, words)
             else:
-                records.remove(self._settings.state_path / records.SUSPENDED)
+                records.remove(Path(call.suspended))
         return replace(stats, gpu_s=gpu_s if found.running() else 0.0, total_s=time.monotonic() - started)
 
     # --- the GPU's stage -------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class CudaEngine:
             yield
             return
         state_path = self._settings.state_path
-        records.write_asleep(state_path / records.SUSPENDED, found.asleep)
+        records.write_asleep(Path(call.suspended), found.asleep)
         guarded = Guarded(state_path, call)
         try:
             with guarded:
@@ -179,7 +179,7 @@ class CudaEngine:
         if found.freezer and found.frozen:
             found.freezer.thaw()
         stage.bring(found.driver, processes, {}, deadline=time.monotonic() + stage.UNDO_S)
-        records.remove(self._settings.state_path / records.SUSPENDED)
+        records.remove(self._settings.root_path / found.container.id / records.SUSPENDED)
         if found.freezer and found.frozen and not found.freezer.freeze(timeout_s=_FREEZE_S):
             raise DumpFailed(f"{words}: its cgroup did not freeze again; see the kernel's log")
 
@@ -328,7 +328,7 @@ class CudaEngine:
                 if found.freezer and found.frozen:
                     found.freezer.thaw()
                 stage.bring(found.driver, sleepers, whole, deadline=deadline)
-                records.remove(self._settings.state_path / records.SUSPENDED)
+                records.remove(Path(guarded.call.suspended))
                 if found.freezer and found.frozen:
                     found.freezer.freeze(timeout_s=_FREEZE_S)
         except StageFailed as error:
@@ -381,6 +381,7 @@ class CudaEngine:
             was_frozen=found.frozen,
             processes=processes,
             pairs=dict(pairs or {}),
+            suspended=str(self._settings.root_path / found.container.id / records.SUSPENDED),
         )
 
 

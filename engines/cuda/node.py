@@ -126,7 +126,7 @@ def find(settings: EngineSettings, way: Way | None, container_id: str, words: st
     on_gpu = {pid for gpu in node.gpus for pid in gpu.used} & set(tasks)
     openers = {pid for pid in tasks if holders.open_devices(pid)}
     try:
-        suspended = records.read_asleep(settings.state_path / records.SUSPENDED)
+        suspended = records.read_asleep(settings.root_path / container_id / records.SUSPENDED)
         states = driver.states(tasks)
     except (DriverError, ValueError) as error:
         cause = error.words() if isinstance(error, DriverError) else str(error)

@@ -20,7 +20,7 @@ SCHEMA = 1
 IN_IMAGE = "torpor-gpus.json"
 CALL = "cuda-call.json"
 HELD = "cuda-held.json"
-SUSPENDED = "cuda-suspended.json"
+SUSPENDED = "torpor-gpus-suspended.json"  # in the runtime's state of the container: it goes with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,10 @@ class Asleep:
 class Call:
     """A call that is under way, for whoever must undo it.
 
-    operation: "checkpoint", "suspend", "resume", "release" or "restore". processes: (pid, start time) on the
-    host, in the order in which they were locked. groups: the container's cgroups. was_frozen: by somebody
-    else, before. image: what a dump writes, image_made: its directory did not exist before.
+    operation: "checkpoint", "suspend", "resume", "release", "restore" or "end". processes: (pid, start time)
+    on the host, in the order in which they were locked. groups: the container's cgroups. was_frozen: by
+    somebody else, before. suspended: path of the record of a container whose GPU memory is in the host's.
+    image: what a dump writes; image_made: its directory did not exist before.
     """
 
     operation: str
@@ -63,6 +64,7 @@ class Call:
     was_frozen: bool
     processes: list[tuple[int, int]]
     pairs: dict[str, str] = field(default_factory=dict[str, str])
+    suspended: str = ""
     image: str = ""
     image_made: bool = False
 

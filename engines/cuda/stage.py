@@ -18,7 +18,11 @@ Known = tuple[int, int]
 """A process: its pid on the host and its start time, by which another of the same pid is told from it."""
 
 UNDO_S = 60.0  # for each step of giving back; memory moves at some gigabytes a second
-_SETTLE_S = 1.0
+_SETTLE_S = 0.1
+_STEPS: tuple[tuple[Action, tuple[str, ...]], ...] = (
+    ("restore", ("checkpointed",)),
+    ("unlock", ("checkpointed", "locked")),
+)
 
 
 class StageFailed(Exception):
@@ -49,35 +53,36 @@ def bring(driver: Driver, processes: Sequence[Known], pairs: Mapping[str, str], 
 
 
 def give_back(driver: Driver, processes: Sequence[Known], pairs: Mapping[str, str]) -> list[str]:
-    """Whatever state they are in: restore and unlock, in reverse order; what went wrong, in words."""
-    problems: list[str] = []
-    there = [process for process in reversed(processes) if alive(*process)]
-    until = time.monotonic() + _SETTLE_S
-    try:
-        states = _states(driver, there)
-        # A call that was cut off may still be on its way inside the driver.
-        while time.monotonic() < until and any(
-            state in ("checkpointing", "restoring") for state in states.values()
-        ):
-            time.sleep(0.05)
+    """Whatever state they are in: restore and unlock, in reverse order; what went wrong, in words.
+
+    A call that was cut off may still be at work inside the driver: so they are looked at until they are found
+    running twice, with a moment between.
+    """
+    problems: dict[int, str] = {}
+    until = time.monotonic() + UNDO_S
+    calm = 0
+    while calm < 2:
+        there = [known for known in reversed(processes) if alive(*known) and known[0] not in problems]
+        try:
             states = _states(driver, there)
-    except (StageFailed, DriverError) as error:
-        return [str(error)]
-    steps: tuple[tuple[Action, tuple[str, ...]], ...] = (
-        ("restore", ("checkpointed",)),
-        ("unlock", ("checkpointed", "locked")),
-    )
-    for action, before in steps:
-        for pid, start in there:
-            if states.get(pid) not in before:
-                continue
-            try:
-                driver.act(action, pid, timeout_s=UNDO_S, pairs=pairs)
-            except DriverError as error:
-                if alive(pid, start):
-                    problems.append(str(StageFailed(action, pid, error)))
-                    states[pid] = None
-    return problems
+        except DriverError as error:
+            return [*problems.values(), error.words()]
+        restless = [known for known in there if states.get(known[0]) not in ("running", None)]
+        if time.monotonic() > until:
+            return [*problems.values(), *(f"process {pid} stays {states[pid]}" for pid, _ in restless)]
+        for action, before in _STEPS:
+            for pid, start in restless:
+                if states[pid] not in before or pid in problems:
+                    continue
+                try:
+                    driver.act(action, pid, timeout_s=UNDO_S, pairs=pairs)
+                except DriverError as error:
+                    # It may have gone its way meanwhile; if not, this comes again.
+                    if alive(pid, start) and error.name != "CUDA_ERROR_ILLEGAL_STATE":
+                        problems[pid] = str(StageFailed(action, pid, error))
+        calm = 0 if restless else calm + 1
+        time.sleep(_SETTLE_S)
+    return list(problems.values())
 
 
 def put_away(driver: Driver, processes: Sequence[Known]) -> list[str]:

@@ -70,7 +70,7 @@ def _undo(state_path: Path, call: Call) -> list[str]:
         # The source was to run on, and whoever wanted the image does not know that it is complete.
         criu.remove_partial(Path(call.image), made=call.image_made)
     if call.operation in ("checkpoint", "suspend") and not problems:
-        records.remove(state_path / records.SUSPENDED)
+        records.remove(Path(call.suspended))
     return problems
 
 

@@ -185,6 +185,13 @@ static int wait_together(pid_t pid, unsigned long long deadline) {
     }
 }
 
+/* Wait until the thread inside the process has done what somebody else, who may be dead, asked of it. */
+static void wait_idle(pid_t pid, off_t at, unsigned long long deadline) {
+    struct page page;
+    while (read_page(pid, at, &page) && page.request != NOTHING && now_ms() <= deadline)
+        nap(1);
+}
+
 /* Ask the thread inside the process, and wait for its answer. */
 static int ask(pid_t pid, off_t at, uint32_t request, unsigned long long deadline) {
     uint32_t pending = PENDING;
@@ -210,6 +217,7 @@ static int act(pid_t pid, const char *name, uint32_t from, uint32_t request, uns
     struct page page;
     off_t at = find_page(pid);
     unsigned long long deadline = timeout_ms ? now_ms() + timeout_ms : ~0ULL;
+    wait_idle(pid, at, deadline);
     if (!read_page(pid, at, &page))
         return INVALID_VALUE;
     if (page.state != from)
