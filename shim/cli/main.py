@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "conformance": ("shim.cli.conformance", "Say what survives a checkpoint with an engine."),
     "demo": ("shim.cli.demo", "Show a container falling asleep and waking up."),
     "doctor": ("shim.cli.doctor", "Say whether this node can do all that, and what it lacks."),
+    "gpu": ("shim.cli.gpu", "Take a running container off its GPUs, and put it back."),
     "images": ("shim.cli.images", "List, inspect, verify, import and remove images."),
     "install": ("shim.cli.install", "Set torpor up for containerd, CRI-O or Podman."),
     "ps": ("shim.cli.ps", "List the containers that torpor knows."),
