@@ -13,6 +13,8 @@ from shim.argv import Call, parse
 # name a file whose scripts run as root), and, where the node allows them, those of other tools.
 OURS = (b"torpor.dev/", b"org.criu.")
 FOREIGN = (b"restore.criu.org/",)
+# What containerd and CRI-O write on the containers of pods, which runsc cannot run for them.
+PODS = (b"io.kubernetes.cri",)
 
 _HELD_VERBS = ("start", "state", "exec", "pause", "resume")
 _STOPPING_VERBS = ("state", "delete", "features")
@@ -165,6 +167,8 @@ def _is_ours(call: Call, settings: dict[str, str]) -> bool:
     if data is None:
         return False
     prefixes = OURS + FOREIGN if settings.get("FOREIGN") == "1" else OURS
+    if settings.get("HANDLER") == "RUNSC":
+        prefixes += PODS
     for prefix in prefixes:
         if prefix in data or prefix.replace(b"/", b"\\/") in data:
             return True

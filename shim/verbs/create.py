@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 
 from engines.api import EngineError
 from shim import annotations, bundle, log, restore, state
@@ -23,6 +24,8 @@ def serve(context: Context) -> int | None:
     Raises ShimError, EngineError where the pod's annotations say that a failed restore is an error.
     """
     spec = bundle.read_spec(context.bundle_path)
+    if context.config.handler == "RUNSC":
+        _refuse_pod(context, spec)
     try:
         wish = annotations.read(spec, foreign=context.config.foreign_annotations)
     except AdmissionRefused as error:
@@ -48,6 +51,22 @@ def serve(context: Context) -> int | None:
         if wish.on_failure == "cold-start" and undone:
             return None
         raise
+
+
+def _refuse_pod(context: Context, spec: bundle.Spec) -> None:
+    """Raises AdmissionRefused for a container of a pod.
+
+    runsc takes the streams of a second container in a sandbox from whoever calls `start`, and gives it no
+    process of its own on the host: a caller that is made for runc would wait for ever, and see no end of it.
+    """
+    notes: Mapping[str, object] = spec.get("annotations") or {}
+    if any(key in notes for key in ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")):
+        message = (
+            f"could not create container '{context.container_id}': it is part of a pod, and runsc runs the "
+            "containers of a pod only under gVisor's own containerd shim; use the runtime class torpor (runc)"
+        )
+        _audit(context, "refused", "", message)
+        raise AdmissionRefused(message)
 
 
 def _restore(context: Context, spec: bundle.Spec, wish: Wish) -> int | None:

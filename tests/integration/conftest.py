@@ -56,6 +56,7 @@ def daemon(place: Path, tag: str, torpor: Torpor) -> Iterator[Containerd]:
         "runc": Handler(binary=tool("runc")),
         "torpor": Handler(binary=torpor.runtime),
         "torpor-wide": Handler(binary=torpor.runtime, annotations=wide),
+        "torpor-runsc": Handler(binary=torpor.runtime_runsc),
     }
     daemon = Containerd(place / "c", tag, handlers)
     daemon.image("pause")

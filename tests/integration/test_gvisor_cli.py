@@ -1,0 +1,69 @@
+"""gVisor containers that sleep and wake by the `torpor` command alone, and what is looked at before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.containers import lab, until
+from tests.support.gvisor import GvisorLab
+from tests.support.torpor import Torpor
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[GvisorLab]:
+    (tmp_path / "lab").mkdir()
+    with lab(tmp_path / "lab") as inner:
+        yield GvisorLab(inner)
+
+
+@pytest.fixture
+def torpor(tmp_path: Path) -> Torpor:
+    return Torpor(tmp_path / "torpor")
+
+
+def ticks(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"^tick (\d+)$", path.read_text(), re.MULTILINE)]
+
+
+def test_one_sleeps_and_wakes_without_a_caller(place: GvisorLab, torpor: Torpor, tmp_path: Path) -> None:
+    source = place.start()
+    torpor("checkpoint", source, "--root", place.runsc.root, "--name", "alone", "--stop")
+    last = place.progress(source)
+    assert place.residue(source) == []
+    assert torpor.json("images", "ls")[0]["engine"] == "gvisor"
+    torpor("images", "verify", "alone")
+    target = place.prepare()
+    bundle, log = place.bundle(target), tmp_path / "log"
+    said = torpor("restore", "alone", "--bundle", bundle, "--dry-run").stdout
+    assert "can be restored" in said
+    to = ("--bundle", bundle, "--id", target, "--root", place.runsc.root, "--detach", "--log", log)
+    torpor("restore", "alone", *to)
+    until(lambda: len(ticks(log)) > 5, what="it counts")
+    assert ticks(log)[0] == last + 1
+    assert torpor.json("ps")[0]["status"] == "running"
+    again = torpor("restore", "alone", "--bundle", bundle, "--id", f"{target}-b", "--detach", check=False)
+    assert again.returncode == 1
+    assert "has used it" in again.stderr
+    place.kill(target)
+
+
+def test_a_node_set_up_otherwise_is_told_before_anything_is_touched(
+    place: GvisorLab, torpor: Torpor, tmp_path: Path
+) -> None:
+    source = place.start()
+    torpor("checkpoint", source, "--root", place.runsc.root, "--name", "here")
+    conf = torpor.conf_path.read_text()
+    torpor.conf_path.write_text(conf.replace("--platform=systrap", "--platform=ptrace --overlay2=none"))
+    target = place.prepare()
+    to = ("--bundle", place.bundle(target), "--id", target, "--root", place.runsc.root, "--detach")
+    done = torpor("restore", "here", *to, check=False)
+    assert done.returncode == 1
+    assert "made on the platform systrap, this node's runsc uses ptrace [gvisor.platform]" in done.stderr
+    assert "[gvisor.overlay]" in done.stderr
+    assert place.residue(target) == []
