@@ -23,6 +23,7 @@ from engines.api import (
     EngineError,
     EngineSettings,
     EngineTimeout,
+    EngineUnavailable,
     Finding,
     GpuProcess,
     ImageIncompatible,
@@ -90,6 +91,22 @@ class CudaEngine:
         """What an image asks of a node and a spec. Raises ImageNotFound, ImageCorrupt."""
         needs = self._criu.inspect(image_path)
         return replace(needs, engine=NAME, gpus=records.read_image(image_path).needs)
+
+    def judge(self, image_path: Path, /) -> tuple[Finding, ...]:
+        """Whether this node has GPUs for an image; those of its container are looked at at the restore."""
+        asleep = records.read_image(image_path)
+        if not asleep.holders:
+            return ()
+        try:
+            _, here = node.find_driver(self._settings, self._way, "could not use GPUs")
+            devices.assign(asleep.needs, here.gpus, here.driver)
+        except EngineUnavailable as error:
+            cause, _, remedy = str(error).rpartition("; ")
+            return (Finding(rule="gpu.driver", severity="refuse", message=cause, remedy=remedy),)
+        except Unfit as error:
+            remedy = "restore on a node with such GPUs"
+            return (Finding(rule="gpu.fit", severity="refuse", message=str(error), remedy=remedy),)
+        return ()
 
     # --- dumps -----------------------------------------------------------------------------------------
 

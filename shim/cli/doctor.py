@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,6 +17,9 @@ from shim.toolchain.units import UNITS, Unit, ask_version
 
 CALLERS = ("containerd", "podman")
 """One of these must work, or nobody would call torpor."""
+
+NVIDIA = Path("/proc/driver/nvidia")
+"""Is there where the kernel has NVIDIA's driver."""
 
 _MARKS = {
     "ok": ("ok", "green"),
@@ -72,7 +76,7 @@ def obstacles(rows: list[dict[str, str]], findings: tuple[Finding, ...]) -> list
 
 
 def _engine(tools: Tools) -> tuple[Finding, ...]:
-    """What the CRIU engine says of this node: it judges every call by the same rules."""
+    """What the CRIU engine says of this node: it judges calls by the same rules. So for GPUs."""
     nowhere = Path("/nonexistent")
     settings = EngineSettings(
         runtime_path=tools.runc or nowhere,
@@ -81,7 +85,16 @@ def _engine(tools: Tools) -> tuple[Finding, ...]:
         search_path=tools.search_path,
         python_path=tools.python_path,
     )
-    return registry.create("criu", settings).probe()
+    found = registry.create("criu", settings).probe()
+    if NVIDIA.exists():
+        theirs = registry.create("criu-cuda", settings).probe()
+        # A node with GPUs serves containers without them too: what is missing for GPUs is no obstacle.
+        found += tuple(
+            replace(finding, severity="warn") if finding.severity == "refuse" else finding
+            for finding in theirs
+            if finding.rule.startswith("gpu.")
+        )
+    return found
 
 
 def _tool_row(unit: Unit, tools: Tools, finding: Finding) -> dict[str, str]:
