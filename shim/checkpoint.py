@@ -245,12 +245,13 @@ def settle(config: Config, store: Store) -> None:
         pending = decode(data, _Pending, schema=1, what=f"the state of image '{image.reference}'")
         if state.start_time(pending.pid) == pending.pid_start:
             continue
+        theirs = config.of_engine(image.manifest.engine.name)
         settings = engine_settings(
-            config, find_tools(config.tools_path), pending.root, Path(pending.directory)
+            theirs, find_tools(config.tools_path), pending.root, Path(pending.directory)
         )
         registry.create(image.manifest.engine.name, settings).undo(pending.container_id)
         try:
-            found = bundle.runtime_state(config.runtime_path, pending.root, pending.container_id)
+            found = bundle.runtime_state(theirs.runtime_path, pending.root, pending.container_id)
             alive = found.status in {"running", "paused"}
         except ShimError:
             alive = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -26,7 +26,7 @@ class Config:
     """Settings of one node.
 
     handler: the key of the real runtime in runtime.conf, "RUNTIME" (runc) or "RUNSC"; runtime_path: its
-    path; runtime_args: global options that each of its calls gets.
+    path; runtime_args: global options that each of its calls gets. settings: runtime.conf as it was read.
     state_path: tmpfs directory of per-container state.
     store_path: the checkpoint image store. tools_path: prefix of the private toolchain, None: the system's.
     engine: engine for a dump that asks for none, None to take the first whose probe is clean.
@@ -39,6 +39,7 @@ class Config:
     runtime_path: Path
     handler: str = "RUNTIME"
     runtime_args: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
     state_path: Path = Path(DEFAULT_STATE)
     store_path: Path = Path(DEFAULT_STORE)
     tools_path: Path | None = None
@@ -48,6 +49,11 @@ class Config:
     allowed_hooks: tuple[str, ...] = ()
     foreign_annotations: bool = False
     archive_roots: tuple[Path, ...] = (Path("/var/lib/kubelet/checkpoints"),)
+
+    def of_engine(self, name: str) -> Config:
+        """The same node, seen from the runtime through which an engine works. Raises UsageError."""
+        handler = "RUNSC" if name == GVISOR else "RUNTIME"
+        return self if handler == self.handler else load({**self.settings, "HANDLER": handler})
 
     def check_engine(self, name: str, words: str) -> None:
         """Raises AdmissionRefused if an engine does not work through this runtime. words: what was tried."""
@@ -105,6 +111,7 @@ def load(settings: Mapping[str, str]) -> Config:
     config = Config(
         runtime_path=Path(settings[handler]),
         handler=handler,
+        settings=settings,
         runtime_args=tuple(settings.get("RUNSC_ARGS", "").split()) if handler == "RUNSC" else (),
         state_path=Path(settings.get("STATE") or DEFAULT_STATE),
         store_path=Path(settings.get("STORE") or DEFAULT_STORE),
@@ -123,7 +130,7 @@ def load(settings: Mapping[str, str]) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{toml_path} is not TOML: {error}") from None
     hints = get_type_hints(Config)
-    known = sorted(field.name for field in fields(Config) if field.name in _FROM_TOML)
+    known = sorted(entry.name for entry in fields(Config) if entry.name in _FROM_TOML)
     changes: dict[str, Any] = {}
     for key, value in document.items():
         if key not in _FROM_TOML:
