@@ -26,7 +26,8 @@ from engines.api import (
     ReleaseRequest,
     RestoreRequest,
 )
-from engines.testing import EngineContract, Harness, Veto
+from engines.harness import Harness, Veto
+from engines.testing import EngineContract
 from engines.workloads.catalogue import Workload
 
 Result = Literal["pass", "refused", "fail", "absent", "skipped"]

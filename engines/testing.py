@@ -7,17 +7,13 @@ must be refused before the container is touched, which is tested too.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
 from unittest import SkipTest
 
 from engines.api import (
     Capability,
-    CheckpointEngine,
     CheckpointRequest,
     EngineError,
     EngineTimeout,
@@ -28,187 +24,26 @@ from engines.api import (
     Phase,
     PhaseInfo,
     ReleaseRequest,
-    RestoreRequest,
+)
+from engines.harness import (
+    TIMEOUT_S,
+    Harness,
+    Veto,
+    clean,
+    dump_request,
+    goes_on,
+    need,
+    raises,
+    restore_request,
+    silent,
+    stands_still,
+    until,
+    veto_at,
 )
 
-TIMEOUT_S = 60.0
-_SETTLE_S = 20.0
+__all__ = ["EngineContract", "Harness"]
 
-
-class Harness(Protocol):
-    """What the contract needs to know about an engine's containers."""
-
-    image_root: Path  # an empty directory for images
-
-    def engine(self, container_id: str) -> CheckpointEngine:
-        """The engine for a container."""
-        ...
-
-    def lacking(self, container_id: str, capability: Capability) -> CheckpointEngine | None:
-        """The same engine without a capability, None if it cannot be had."""
-        ...
-
-    def stuck(self, container_id: str) -> CheckpointEngine:
-        """The same engine with a runtime that never ends when it dumps or restores."""
-        ...
-
-    def stuck_processes(self) -> list[int]:
-        """What is alive of the runtimes of stuck engines."""
-        ...
-
-    def start(self, *, netns_path: Path | None = None) -> str:
-        """Start a container that remembers something and counts; its id."""
-        ...
-
-    def prepare(self, *, netns_path: Path | None = None) -> str:
-        """A bundle for a new container, which may take the place of any other; its id."""
-        ...
-
-    def bundle(self, container_id: str) -> Path:
-        """The bundle of a container."""
-        ...
-
-    def restore(self, engine: CheckpointEngine, request: RestoreRequest) -> int:
-        """Restore, with whatever standard streams the container needs; its pid."""
-        ...
-
-    def netns(self) -> Path | None:
-        """A network namespace of its own, None if there can be none."""
-        ...
-
-    def progress(self, container_id: str) -> int:
-        """A number that grows while the container runs, and is remembered by its image."""
-        ...
-
-    def memory(self, container_id: str) -> str:
-        """What the container remembers. It must be running."""
-        ...
-
-    def pid(self, container_id: str) -> int:
-        """The container's init on the host, 0 if there is no container."""
-        ...
-
-    def netns_of(self, container_id: str) -> str:
-        """A name of the network namespace the container is in."""
-        ...
-
-    def kill(self, container_id: str) -> None:
-        """End and remove a container."""
-        ...
-
-    def residue(self, container_id: str) -> list[str]:
-        """What is left of a container that is gone: processes, mounts, locks, state; in words."""
-        ...
-
-
-class Veto(Exception):
-    """What a vetoing callback of these tests raises."""
-
-
-@contextlib.contextmanager
-def raises(kind: type[BaseException]) -> Generator[None]:
-    """Fail unless the body raises an exception of this kind."""
-    try:
-        yield
-    except kind:
-        return
-    raise AssertionError(f"nothing was raised, {kind.__name__} was expected")
-
-
-def until(check: Callable[[], bool], what: str) -> None:
-    """Wait until something is true; fail after a while."""
-    deadline = time.monotonic() + _SETTLE_S
-    while not check():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {_SETTLE_S} s: {what}")
-        time.sleep(0.01)
-
-
-def need(engine: CheckpointEngine, capability: Capability) -> None:
-    """Skip the test for an engine without a capability."""
-    if capability not in engine.capabilities:
-        raise SkipTest(f"{engine.name} does not declare {capability}")
-
-
-def goes_on(harness: Harness, container_id: str) -> None:
-    """Fail unless the container makes progress."""
-    before = harness.progress(container_id)
-    until(lambda: harness.progress(container_id) > before, f"{container_id} goes on from {before}")
-
-
-def stands_still(harness: Harness, container_id: str, *, for_s: float = 0.3) -> None:
-    """Fail if the container makes progress within so many seconds."""
-    before = harness.progress(container_id)
-    deadline = time.monotonic() + for_s
-    while time.monotonic() < deadline:
-        assert harness.progress(container_id) == before, f"{container_id} ran while it was held"
-        time.sleep(0.01)
-
-
-def clean(harness: Harness, container_id: str) -> None:
-    """Fail if anything is left of a container that is gone. Whoever reaps its processes gets a moment."""
-    deadline = time.monotonic() + _SETTLE_S
-    while left := harness.residue(container_id):
-        assert time.monotonic() < deadline, f"left of {container_id}: {left}"
-        time.sleep(0.01)
-
-
-def _dump(
-    harness: Harness,
-    container_id: str,
-    image: Path,
-    *,
-    leave_running: bool = False,
-    on_phase: Callable[[Phase, PhaseInfo], None] | None = None,
-    timeout_s: float = TIMEOUT_S,
-) -> CheckpointRequest:
-    return CheckpointRequest(
-        container_id=container_id,
-        bundle_path=harness.bundle(container_id),
-        image_path=image,
-        timeout_s=timeout_s,
-        leave_running=leave_running,
-        on_phase=on_phase,
-    )
-
-
-def _wake(
-    harness: Harness,
-    container_id: str,
-    image: Path,
-    *,
-    held: bool = False,
-    tcp: Literal["keep", "close"] = "close",
-    on_phase: Callable[[Phase, PhaseInfo], None] | None = None,
-    timeout_s: float = TIMEOUT_S,
-) -> RestoreRequest:
-    return RestoreRequest(
-        container_id=container_id,
-        bundle_path=harness.bundle(container_id),
-        image_path=image,
-        timeout_s=timeout_s,
-        held=held,
-        tcp=tcp,
-        on_phase=on_phase,
-    )
-
-
-def load_profile(path: Path) -> dict[str, str]:
-    """What a host skips, and why, from a JSON file: {"schema": 1, "skip": {"NAME": "REASON"}}.
-
-    A name is "contract.TEST" (without its `test_`), "WORKLOAD" or "WORKLOAD.COURSE". Raises InvalidRequest.
-    """
-    words = f"could not read profile '{path}'"
-    try:
-        document: Any = json.loads(path.read_bytes())
-        skip = cast("dict[Any, Any]", document["skip"])
-        if document["schema"] != 1 or not all(
-            isinstance(word, str) and word.strip() for pair in skip.items() for word in pair
-        ):
-            raise ValueError("every name needs a reason")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest(f"{words}: {error}; see `engines.testing.load_profile`") from error
-    return {str(name): str(reason) for name, reason in skip.items()}
+_DAMAGED_S = 5.0
 
 
 class EngineContract:
@@ -218,6 +53,8 @@ class EngineContract:
     """
 
     skips: Mapping[str, str] = {}
+    thorough = False
+    """Whether to damage every file of an image, not only a few."""
 
     def setup_method(self, method: Callable[..., None]) -> None:
         """Called by pytest before each test."""
@@ -238,7 +75,7 @@ class EngineContract:
         goes_on(harness, source)
         memory = harness.memory(source)
         image = harness.image_root / "i"
-        stats = harness.engine(source).checkpoint(_dump(harness, source, image))
+        stats = harness.engine(source).checkpoint(dump_request(harness, source, image))
         count = harness.progress(source)
         assert harness.pid(source) == 0, "a stopped container is gone"
         assert stats.total_s > 0
@@ -247,7 +84,7 @@ class EngineContract:
         harness.kill(source)
         clean(harness, source)
         target = harness.prepare()
-        pid = harness.restore(harness.engine(target), _wake(harness, target, image))
+        pid = harness.restore(harness.engine(target), restore_request(harness, target, image))
         assert pid == harness.pid(target)
         goes_on(harness, target)
         assert harness.progress(target) > count
@@ -258,7 +95,7 @@ class EngineContract:
         need(harness.engine(source), "leave-running")
         pid = harness.pid(source)
         image = harness.image_root / "i"
-        harness.engine(source).checkpoint(_dump(harness, source, image, leave_running=True))
+        harness.engine(source).checkpoint(dump_request(harness, source, image, leave_running=True))
         assert harness.pid(source) == pid
         goes_on(harness, source)
         assert any(image.iterdir())
@@ -269,9 +106,140 @@ class EngineContract:
         image.mkdir()
         (image / "precious").write_text("x")
         with raises(ImageExists):
-            harness.engine(source).checkpoint(_dump(harness, source, image))
+            harness.engine(source).checkpoint(dump_request(harness, source, image))
         assert [path.name for path in image.iterdir()] == ["precious"]
         goes_on(harness, source)
+
+    def test_a_file_in_the_image_s_place_is_refused(self, harness: Harness) -> None:
+        source = harness.start()
+        image = harness.image_root / "i"
+        image.write_text("precious")
+        with raises(ImageExists):
+            harness.engine(source).checkpoint(dump_request(harness, source, image))
+        assert image.read_text() == "precious"
+        goes_on(harness, source)
+
+    def test_statistics_are_consistent(self, harness: Harness) -> None:
+        source = harness.start()
+        image = harness.image_root / "i"
+        started = time.monotonic()
+        stats = harness.engine(source).checkpoint(dump_request(harness, source, image))
+        took_s = time.monotonic() - started
+        assert 0 < stats.frozen_s <= stats.total_s <= took_s
+        assert stats.freezing_s + stats.memdump_s + stats.memwrite_s <= took_s
+        on_disk = sum(path.stat().st_size for path in image.rglob("*") if path.is_file())
+        assert 0 <= stats.pages_bytes <= stats.image_bytes <= on_disk
+        assert stats.pages_written >= 0
+
+    def test_two_containers_do_not_mix(self, harness: Harness) -> None:
+        first, second = harness.start(), harness.start()
+        until(lambda: harness.progress(second) > 30, "the second one is ahead")
+        pid = harness.pid(second)
+        memories = [harness.memory(first), harness.memory(second)]
+        images = [harness.image_root / "first", harness.image_root / "second"]
+        harness.engine(first).checkpoint(dump_request(harness, first, images[0]))
+        assert harness.pid(second) == pid, "another container is none of an engine's business"
+        goes_on(harness, second)
+        harness.engine(second).checkpoint(dump_request(harness, second, images[1]))
+        counts = [harness.progress(first), harness.progress(second)]
+        targets = [harness.prepare(), harness.prepare()]
+        for target, image in zip(reversed(targets), reversed(images), strict=True):
+            harness.restore(harness.engine(target), restore_request(harness, target, image))
+        for target, memory, count in zip(targets, memories, counts, strict=True):
+            goes_on(harness, target)
+            assert count < harness.progress(target) < count + 1000
+            assert harness.memory(target) == memory
+
+    def test_a_damaged_image_is_noticed_or_harmless(self, harness: Harness) -> None:
+        source = harness.start()
+        memory = harness.memory(source)
+        image = harness.image_root / "i"
+        harness.engine(source).checkpoint(dump_request(harness, source, image))
+        files = sorted(
+            (path for path in image.rglob("*") if path.is_file() and path.stat().st_size),
+            key=lambda path: (path.stat().st_size, path.name),
+        )
+        if not self.thorough:
+            files = list(dict.fromkeys([files[0], files[len(files) // 2], files[-1]]))
+        for path in files:
+            content = path.read_bytes()
+            for damage in (content[: len(content) // 2], b"", None):
+                path.unlink()
+                if damage is not None:
+                    path.write_bytes(damage)
+                self._restore_damaged(harness, image, memory, path.name)
+                path.write_bytes(content)
+        target = harness.prepare()
+        harness.restore(harness.engine(target), restore_request(harness, target, image))
+        goes_on(harness, target)
+        assert harness.memory(target) == memory
+
+    def _restore_damaged(self, harness: Harness, image: Path, memory: str, name: str) -> None:
+        target = harness.prepare()
+        try:
+            request = restore_request(harness, target, image, timeout_s=_DAMAGED_S)
+            harness.restore(harness.engine(target), request)
+        except EngineError as error:
+            assert error.after != "running", f"{name}: {error}"
+            assert harness.pid(target) == 0
+        else:
+            # A file that nobody needs may be damaged; but what runs must be right.
+            goes_on(harness, target)
+            assert harness.memory(target) == memory, f"{name} was damaged, and nobody noticed"
+            harness.kill(target)
+        clean(harness, target)
+
+    def test_a_pre_dump_is_refused_or_leads_to_a_dump(self, harness: Harness) -> None:
+        source = harness.start()
+        engine = harness.engine(source)
+        pid, memory = harness.pid(source), harness.memory(source)
+        before = harness.image_root / "before"
+        try:
+            engine.pre_dump(dump_request(harness, source, before))
+        except NotSupported:
+            assert not before.exists()
+            assert harness.pid(source) == pid
+            goes_on(harness, source)
+            return
+        assert "pre-dump" in engine.capabilities
+        assert harness.pid(source) == pid
+        goes_on(harness, source)
+        image = harness.image_root / "i"
+        engine.checkpoint(
+            CheckpointRequest(
+                container_id=source,
+                bundle_path=harness.bundle(source),
+                image_path=image,
+                parent_path=before,
+                timeout_s=TIMEOUT_S,
+            )
+        )
+        target = harness.prepare()
+        harness.restore(harness.engine(target), restore_request(harness, target, image))
+        goes_on(harness, target)
+        assert harness.memory(target) == memory
+
+    def test_an_engine_refuses_what_it_does_not_declare(self, harness: Harness) -> None:
+        source = harness.start()
+        engine = harness.engine(source)
+        pid = harness.pid(source)
+        image = harness.image_root / "i"
+        if "leave-running" not in engine.capabilities:
+            with raises(NotSupported):
+                engine.checkpoint(dump_request(harness, source, image, leave_running=True))
+        if "phases" not in engine.capabilities:
+            with raises(NotSupported):
+                engine.checkpoint(dump_request(harness, source, image, on_phase=silent))
+        assert not image.exists()
+        assert harness.pid(source) == pid
+        goes_on(harness, source)
+        if "held-restore" not in engine.capabilities:
+            engine.checkpoint(dump_request(harness, source, image))
+            target = harness.prepare()
+            with raises(NotSupported):
+                harness.restore(engine, restore_request(harness, target, image, held=True))
+            assert harness.pid(target) == 0
+            clean(harness, target)
 
     def test_an_unknown_container_is_refused(self, harness: Harness) -> None:
         source = harness.start()
@@ -289,15 +257,15 @@ class EngineContract:
     def test_a_missing_image_is_refused(self, harness: Harness) -> None:
         target = harness.prepare()
         with raises(ImageNotFound):
-            harness.engine(target).restore(_wake(harness, target, harness.image_root / "none"))
+            harness.engine(target).restore(restore_request(harness, target, harness.image_root / "none"))
         clean(harness, target)
 
     def test_an_id_in_use_is_refused(self, harness: Harness) -> None:
         source = harness.start()
         image = harness.image_root / "i"
-        harness.engine(source).checkpoint(_dump(harness, source, image, leave_running=True))
+        harness.engine(source).checkpoint(dump_request(harness, source, image, leave_running=True))
         with raises(InvalidRequest):
-            harness.engine(source).restore(_wake(harness, source, image))
+            harness.engine(source).restore(restore_request(harness, source, image))
         goes_on(harness, source)
 
     def test_what_is_not_declared_is_refused_before_touching(self, harness: Harness) -> None:
@@ -309,12 +277,12 @@ class EngineContract:
             engine = harness.lacking(source, capability)
             if engine is None:
                 continue
-            request = _dump(
+            request = dump_request(
                 harness,
                 source,
                 image,
                 leave_running=capability == "leave-running",
-                on_phase=_silent if capability == "phases" else None,
+                on_phase=silent if capability == "phases" else None,
             )
             with raises(NotSupported):
                 engine.checkpoint(request)
@@ -323,10 +291,10 @@ class EngineContract:
             goes_on(harness, source)
         engine = harness.lacking(source, "held-restore")
         if engine:
-            harness.engine(source).checkpoint(_dump(harness, source, image))
+            harness.engine(source).checkpoint(dump_request(harness, source, image))
             target = harness.prepare()
             with raises(NotSupported):
-                engine.restore(_wake(harness, target, image, held=True))
+                engine.restore(restore_request(harness, target, image, held=True))
             assert harness.pid(target) == 0
 
     def test_phases_come_in_order_and_nothing_runs_in_them(self, harness: Harness) -> None:
@@ -347,9 +315,9 @@ class EngineContract:
 
         image = harness.image_root / "i"
         target = harness.prepare()
-        engine.checkpoint(_dump(harness, source, image, on_phase=look))
+        engine.checkpoint(dump_request(harness, source, image, on_phase=look))
         assert seen == ["frozen", "dumped"]
-        harness.restore(harness.engine(target), _wake(harness, target, image, on_phase=look))
+        harness.restore(harness.engine(target), restore_request(harness, target, image, on_phase=look))
         assert seen == ["frozen", "dumped", "restored"]
         goes_on(harness, target)
 
@@ -362,7 +330,7 @@ class EngineContract:
         for phase in phases:
             image = harness.image_root / phase
             with raises(Veto):
-                engine.checkpoint(_dump(harness, source, image, on_phase=_veto_at(phase)))
+                engine.checkpoint(dump_request(harness, source, image, on_phase=veto_at(phase)))
             assert not image.exists(), "no image is left of a failed dump"
             assert harness.pid(source) == pid
             goes_on(harness, source)
@@ -371,17 +339,17 @@ class EngineContract:
         source = harness.start()
         need(harness.engine(source), "phases")
         image = harness.image_root / "i"
-        harness.engine(source).checkpoint(_dump(harness, source, image))
+        harness.engine(source).checkpoint(dump_request(harness, source, image))
         before = sorted((path.name, path.stat().st_size) for path in image.iterdir())
         target = harness.prepare()
         with raises(Veto):
             harness.restore(
-                harness.engine(target), _wake(harness, target, image, on_phase=_veto_at("restored"))
+                harness.engine(target), restore_request(harness, target, image, on_phase=veto_at("restored"))
             )
         assert harness.pid(target) == 0
         clean(harness, target)
         assert sorted((path.name, path.stat().st_size) for path in image.iterdir()) == before
-        harness.restore(harness.engine(target), _wake(harness, target, image))
+        harness.restore(harness.engine(target), restore_request(harness, target, image))
         goes_on(harness, target)
 
     def test_a_held_container_runs_only_after_release(self, harness: Harness) -> None:
@@ -389,9 +357,9 @@ class EngineContract:
         engine = harness.engine(source)
         need(engine, "held-restore")
         image = harness.image_root / "i"
-        engine.checkpoint(_dump(harness, source, image))
+        engine.checkpoint(dump_request(harness, source, image))
         target = harness.prepare()
-        harness.restore(harness.engine(target), _wake(harness, target, image, held=True))
+        harness.restore(harness.engine(target), restore_request(harness, target, image, held=True))
         assert harness.pid(target) > 0
         stands_still(harness, target)
         harness.engine(target).release(ReleaseRequest(container_id=target, timeout_s=TIMEOUT_S))
@@ -405,9 +373,9 @@ class EngineContract:
         engine = harness.engine(source)
         need(engine, "held-restore")
         image = harness.image_root / "i"
-        engine.checkpoint(_dump(harness, source, image))
+        engine.checkpoint(dump_request(harness, source, image))
         target = harness.prepare()
-        harness.restore(harness.engine(target), _wake(harness, target, image, held=True))
+        harness.restore(harness.engine(target), restore_request(harness, target, image, held=True))
         before = harness.progress(target)
         harness.kill(target)
         assert harness.pid(target) == 0
@@ -420,9 +388,11 @@ class EngineContract:
         need(engine, "clone")
         memory = harness.memory(source)
         image = harness.image_root / "i"
-        engine.checkpoint(_dump(harness, source, image))
+        engine.checkpoint(dump_request(harness, source, image))
         clones = [harness.prepare(), harness.prepare()]
-        pids = {harness.restore(harness.engine(clone), _wake(harness, clone, image)) for clone in clones}
+        pids = {
+            harness.restore(harness.engine(clone), restore_request(harness, clone, image)) for clone in clones
+        }
         assert len(pids) == 2
         for clone in clones:
             goes_on(harness, clone)
@@ -437,9 +407,9 @@ class EngineContract:
         need(engine, "external-netns")
         old = harness.netns_of(source)
         image = harness.image_root / "i"
-        engine.checkpoint(_dump(harness, source, image))
+        engine.checkpoint(dump_request(harness, source, image))
         target = harness.prepare(netns_path=second)
-        harness.restore(harness.engine(target), _wake(harness, target, image))
+        harness.restore(harness.engine(target), restore_request(harness, target, image))
         goes_on(harness, target)
         assert harness.netns_of(target) != old
 
@@ -447,8 +417,9 @@ class EngineContract:
         source = harness.start()
         pid = harness.pid(source)
         image = harness.image_root / "i"
-        with raises(EngineTimeout):
-            harness.stuck(source).checkpoint(_dump(harness, source, image, timeout_s=1.0))
+        with raises(EngineTimeout) as caught:
+            harness.stuck(source).checkpoint(dump_request(harness, source, image, timeout_s=1.0))
+        assert caught.after() == "running", "the error tells the truth"
         assert harness.stuck_processes() == []
         assert not image.exists()
         assert harness.pid(source) == pid
@@ -457,20 +428,21 @@ class EngineContract:
     def test_a_deadline_ends_a_restore_and_its_processes(self, harness: Harness) -> None:
         source = harness.start()
         image = harness.image_root / "i"
-        harness.engine(source).checkpoint(_dump(harness, source, image))
+        harness.engine(source).checkpoint(dump_request(harness, source, image))
         target = harness.prepare()
-        with raises(EngineTimeout):
-            harness.restore(harness.stuck(target), _wake(harness, target, image, timeout_s=1.0))
+        with raises(EngineTimeout) as caught:
+            harness.restore(harness.stuck(target), restore_request(harness, target, image, timeout_s=1.0))
+        assert caught.after() == "stopped", "the error tells the truth"
         assert harness.stuck_processes() == []
         clean(harness, target)
-        harness.restore(harness.engine(target), _wake(harness, target, image))
+        harness.restore(harness.engine(target), restore_request(harness, target, image))
         goes_on(harness, target)
 
     def test_inspect_names_the_engine(self, harness: Harness) -> None:
         source = harness.start()
         engine = harness.engine(source)
         image = harness.image_root / "i"
-        engine.checkpoint(_dump(harness, source, image))
+        engine.checkpoint(dump_request(harness, source, image))
         assert engine.inspect(image).engine == engine.name
         with raises(ImageNotFound):
             engine.inspect(harness.image_root / "none")
@@ -479,7 +451,7 @@ class EngineContract:
         source = harness.start()
         engine = harness.engine(source)
         image = harness.image_root / "i"
-        engine.checkpoint(_dump(harness, source, image, leave_running=True))
+        engine.checkpoint(dump_request(harness, source, image, leave_running=True))
         engine.undo(source)
         engine.undo(source)
         goes_on(harness, source)
@@ -490,7 +462,7 @@ class EngineContract:
     def test_errors_say_what_was_tried(self, harness: Harness) -> None:
         target = harness.prepare()
         try:
-            harness.engine(target).restore(_wake(harness, target, harness.image_root / "none"))
+            harness.engine(target).restore(restore_request(harness, target, harness.image_root / "none"))
         except EngineError as error:
             message = str(error)
         else:
@@ -498,15 +470,3 @@ class EngineContract:
         assert message.startswith("could not restore")
         assert target in message
         assert ";" in message, "it says what to do"
-
-
-def _silent(phase: Phase, info: PhaseInfo) -> None:
-    """A callback that agrees to everything."""
-
-
-def _veto_at(wanted: Phase) -> Callable[[Phase, PhaseInfo], None]:
-    def callback(phase: Phase, info: PhaseInfo) -> None:
-        if phase == wanted:
-            raise Veto(phase)
-
-    return callback

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from engines.conformance import COURSES, Outcome, Plan, contract_tests, run, verdict
-from engines.testing import load_profile
+from engines.harness import load_profile
 from engines.workloads.catalogue import WORKLOADS, Workload, find
 from shim.conformance import report
 from shim.conformance.dialect import of_engine
@@ -91,7 +91,7 @@ def command(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
-        disable=as_json or None,
+        disable=as_json,
     ) as progress:
         bar = progress.add_task(engine, total=plan.size())
         for outcome in run(lambda: RuntimePlace(engine, dialect, tools, cache_path()), plan):

@@ -1,0 +1,137 @@
+"""Every workload through the CRIU engine: what cannot work is refused beforehand, everything else comes back.
+
+One round trip for each workload; every course, and the heavy ones, under TORPOR_SOAK=1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines.conformance import COURSES, Outcome, Plan, Result, run, run_course
+from engines.workloads.catalogue import WORKLOADS, Workload, find
+from shim.cli.conformance import cache_path
+from shim.conformance import report
+from shim.conformance.dialect import of_engine
+from shim.conformance.place import RuntimePlace
+from shim.toolchain.find import find_tools
+from tests.support.containers import CHECKOUT, PREFIX, mounts_under
+
+SOAK = os.environ.get("TORPOR_SOAK") == "1"
+
+# What CRIU cannot do by nature, or not on every node. Everything else must come back.
+REFUSED = {
+    *("packet-pipe", "mqueue", "event-semaphore", "mounts-overlay", "namespace-net", "namespace-uts"),
+    *("namespace-ipc", "namespace-pid", "namespace-user", "namespace-time", "namespace-cgroup", "io-uring"),
+    *("userfaultfd", "secret-memory", "perf-event", "vsock", "mptcp", "ping", "tun", "outside-socket"),
+    *("outside-file", "host-ipc", "traced"),
+}
+DEPENDS = {
+    "user": "needs CAP_SYS_RESOURCE",
+    "stopped": "works with cgroup v2",
+}
+
+
+def maker(engine: str = "criu") -> Callable[[], RuntimePlace]:
+    tools = find_tools(PREFIX)
+    dialect = of_engine(engine, tools)
+    return lambda: RuntimePlace(engine, dialect, tools, cache_path())
+
+
+def wanted(workload: Workload) -> set[Result]:
+    if workload.name in DEPENDS:
+        return {"pass", "refused"}
+    return {"refused"} if workload.name in REFUSED else {"pass"}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "workload", [w for w in WORKLOADS if not w.heavy], ids=lambda workload: workload.name
+)
+def test_round_trip(workload: Workload):
+    outcome = run_course(maker(), workload, "round-trip")
+    if outcome.result == "absent":
+        pytest.skip(f"this node cannot supply it: {outcome.reason}")
+    assert outcome.result in wanted(workload), outcome.reason
+    if outcome.result == "refused":
+        assert "; " in outcome.reason, "a refusal says what to do"
+
+
+@pytest.mark.engine
+@pytest.mark.soak
+@pytest.mark.skipif(
+    not SOAK, reason="the whole product, with the heavy workloads, takes minutes: TORPOR_SOAK=1"
+)
+@pytest.mark.parametrize("course", COURSES)
+def test_every_course(course: str):
+    outcomes = [run_course(maker(), workload, course) for workload in WORKLOADS]
+    assert not [outcome for outcome in outcomes if outcome.result == "fail"]
+
+
+@pytest.mark.engine
+def test_a_place_leaves_nothing():
+    place = maker()()
+    workload = find("family")
+    assert workload
+    with place:
+        container_id = place.begin(workload)
+        assert place.pid(container_id)
+        where = str(place.image_root.parent)
+        assert mounts_under(where)
+    assert not mounts_under(where)
+    assert not Path(where).exists()
+
+
+@pytest.mark.engine
+def test_the_command_tells_people_and_machines(tmp_path: Path):
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"schema": 1, "skip": {"tcp": "this host has no loopback device"}}))
+    words = ["--workload", "counter", "--workload", "mqueue", "--workload", "tcp", "--course", "round-trip"]
+    words += ["--profile", str(profile), "--report", str(tmp_path), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "shim.cli.main", "conformance", "--engine", "criu", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=CHECKOUT,
+        env={**os.environ, "TORPOR_PREFIX": str(PREFIX)},
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    results = {name: entry["result"] for name, entry in document["workloads"].items()}
+    assert results == {"counter": "pass", "mqueue": "refused", "tcp": "skipped"}
+    assert document == json.loads((tmp_path / "conformance.json").read_text())
+    page = (tmp_path / "conformance.html").read_text()
+    assert "message queue" in page
+    assert "http" not in page.replace("conformance.html", ""), "the page needs nothing from elsewhere"
+
+
+def test_a_failure_is_the_verdict_and_is_escaped(tmp_path: Path):
+    outcomes = [
+        Outcome(subject="counter", course="round-trip", result="pass"),
+        Outcome(subject="counter", course="twice", result="fail", reason="<b>lost</b>"),
+        Outcome(subject="redis", course="round-trip", result="absent", reason="no redis"),
+    ]
+    content = report.document("criu", "1", outcomes, 1.0)
+    assert content["workloads"]["counter"] == {"result": "fail", "reason": "twice: <b>lost</b>"}
+    _, page = report.write(tmp_path, content, outcomes)
+    assert "&lt;b&gt;lost" in page.read_text()
+
+
+def test_what_a_profile_skips_is_not_run():
+    counter = find("counter")
+    assert counter
+
+    def never() -> RuntimePlace:
+        raise AssertionError("a container was made")
+
+    plan = Plan(workloads=[counter], contract=False, skip={"counter": "not here"})
+    outcomes = list(run(never, plan))
+    assert len(outcomes) == plan.size() == len(COURSES)
+    assert {(outcome.result, outcome.reason) for outcome in outcomes} == {("skipped", "not here")}
