@@ -90,7 +90,7 @@ def given(spec: Mapping[str, Any], node: Node) -> tuple[Gpu, ...]:
 
 
 def assign(needs: Sequence[GpuNeed], gpus: Sequence[Gpu], driver: str) -> dict[str, str]:
-    """Which GPU takes the place of each that an image had: old UUID to new UUID.
+    """Which GPU takes the place of each that an image had: old UUID to new UUID; empty if all are there.
 
     A GPU that is still there keeps its place; the others go to free ones of the same model, in order. Every
     GPU that the container had gets a place, used or not: the driver wants its map complete.
@@ -117,15 +117,13 @@ def assign(needs: Sequence[GpuNeed], gpus: Sequence[Gpu], driver: str) -> dict[s
     if mig := [gpu.uuid for gpu in gpus if gpu.mig and gpu.uuid in pairs.values()]:
         raise Unfit(f"GPU {mig[0]} is split (MIG), which the driver cannot restore to")
     whole = {need.uuid: pairs[need.uuid] for need in needs}
-    if _moves(whole) and version(driver) < _MAPS_SINCE:
-        raise Unfit(f"only driver 580 or later can restore to other GPUs, this node has {driver}")
-    return whole
+    return _map(whole, driver)
 
 
 def swap(needs: Sequence[GpuNeed], wanted: Mapping[str, str], node: Node) -> dict[str, str]:
     """A complete map for a container that stays on its node: who is displaced takes the place left free.
 
-    wanted: old UUID to new UUID. Raises Unfit.
+    wanted: old UUID to new UUID. Returns an empty map if all stay. Raises Unfit.
     """
     had = {need.uuid: need for need in needs}
     pairs = {uuid: uuid for uuid in had}
@@ -141,13 +139,16 @@ def swap(needs: Sequence[GpuNeed], wanted: Mapping[str, str], node: Node) -> dic
         if holder:
             pairs[holder] = pairs[old]
         pairs[old] = new
-    if _moves(pairs) and version(node.driver) < _MAPS_SINCE:
-        raise Unfit(f"only driver 580 or later can restore to other GPUs, this node has {node.driver}")
+    return _map(pairs, node.driver)
+
+
+def _map(pairs: dict[str, str], driver: str) -> dict[str, str]:
+    """Drivers before 580 know no maps, not even one that changes nothing."""
+    if all(old == new for old, new in pairs.items()):
+        return {}
+    if version(driver) < _MAPS_SINCE:
+        raise Unfit(f"only driver 580 or later can restore to other GPUs, this node has {driver}")
     return pairs
-
-
-def _moves(pairs: Mapping[str, str]) -> bool:
-    return any(old != new for old, new in pairs.items())
 
 
 def _count(needs: Sequence[GpuNeed]) -> str:

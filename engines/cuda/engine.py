@@ -93,7 +93,7 @@ class CudaEngine:
         return replace(needs, engine=NAME, gpus=records.read_image(image_path).needs)
 
     def judge(self, image_path: Path, /) -> tuple[Finding, ...]:
-        """Whether this node has GPUs for an image; those of its container are looked at at the restore."""
+        """Whether this node has GPUs for an image; those of its container are looked at by `restore`."""
         asleep = records.read_image(image_path)
         if not asleep.holders:
             return ()
@@ -130,7 +130,7 @@ class CudaEngine:
         node.find_container(self._settings, request.container_id, words)
         made = check_target(request.image_path, words)
         self._begin(request.container_id)
-        found = node.find(self._settings, self._way, request.container_id, words)
+        found = node.find(self._settings, self._way, request.container_id, words, moving=True)
         deadline = started + request.timeout_s
 
         def on_phase(phase: Phase, info: PhaseInfo) -> None:
@@ -315,7 +315,7 @@ class CudaEngine:
         words = f"could not suspend the GPUs of container '{container_id}'"
         deadline = time.monotonic() + timeout_s
         self._begin(container_id)
-        found = node.find(self._settings, self._way, container_id, words)
+        found = node.find(self._settings, self._way, container_id, words, moving=True)
         if not found.running():
             cause = "they are suspended" if found.processes else "none of its processes uses a GPU"
             raise InvalidRequest(f"{words}: {cause}; see `torpor gpu ps`", after="running")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.api import GpuNeed
+from engines.criu import cgroups
 from engines.cuda.devices import Gpu, Node
 from engines.cuda.driver import State
 from engines.cuda.records import Holder
@@ -101,6 +102,39 @@ def check(processes: Sequence[Process], node: Node, unknown: Iterable[int]) -> N
             f"process {pid} ('{comm(pid)}') has {', '.join(open_devices(pid))} open but does not use CUDA, "
             "and only CUDA can be checkpointed; stop what uses the GPU for graphics or video"
         )
+
+
+def check_room(processes: Sequence[Process], groups: cgroups.Groups) -> None:
+    """Refuse what would end in an OOM kill: GPU memory comes into the processes' own. Raises Refused."""
+    wanted = sum(sum(process.gpus.values()) for process in processes if process.state == "running")
+    room = [(_available(), "in this machine")]
+    if limit := _below_limit(groups):
+        room.append((limit, "below its memory limit"))
+    left, where = min(room)
+    if wanted > left:
+        raise Refused(
+            f"it holds {wanted >> 20} MiB on GPUs, which must go into host memory, and {left >> 20} MiB are "
+            f"left {where}; give it more memory"
+        )
+
+
+def _available() -> int:
+    rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(rows["MemAvailable"].split()[0]) << 10
+
+
+def _below_limit(groups: cgroups.Groups) -> int:
+    """Bytes that a container may still take, 0 if nobody says. Idle page cache counts as free."""
+    for controller, limit, usage, cache in (
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ("", "memory.max", "memory.current", "inactive_file"),
+    ):
+        path = Path(groups.get(controller, "/nonexistent"))
+        with contextlib.suppress(OSError, ValueError):
+            most = int((path / limit).read_text())
+            stat = dict(line.split() for line in (path / "memory.stat").read_text().splitlines())
+            return max(1, most - int((path / usage).read_text()) + int(stat.get(cache, 0)))
+    return 0
 
 
 def needs(processes: Iterable[Process], given: Iterable[Gpu], node: Node) -> tuple[GpuNeed, ...]:

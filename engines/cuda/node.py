@@ -113,8 +113,10 @@ def find_container(settings: EngineSettings, container_id: str, words: str) -> C
     return container
 
 
-def find(settings: EngineSettings, way: Way | None, container_id: str, words: str) -> Found:
-    """A container and who holds a GPU in it.
+def find(
+    settings: EngineSettings, way: Way | None, container_id: str, words: str, *, moving: bool = False
+) -> Found:
+    """A container and who holds a GPU in it. moving: its GPU memory shall go into host memory.
 
     Raises InvalidRequest, EngineUnavailable, NotSupported for what is known not to work.
     """
@@ -163,6 +165,8 @@ def find(settings: EngineSettings, way: Way | None, container_id: str, words: st
         processes.append(process)
     try:
         holders.check(processes, node, unknown)
+        if moving:
+            holders.check_room(processes, groups)
     except Refused as error:
         raise NotSupported(f"{words}: {error}", after="running") from error
     needs = holders.needs(processes, seen(container.pid, node), node)

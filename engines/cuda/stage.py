@@ -28,7 +28,7 @@ _STEPS: tuple[tuple[Action, tuple[str, ...]], ...] = (
 class StageFailed(Exception):
     """A step failed for a process. late: because the deadline passed."""
 
-    def __init__(self, action: Action, pid: int, error: DriverError) -> None:
+    def __init__(self, action: str, pid: int, error: DriverError) -> None:
         super().__init__(f"{action} of process {pid}: {error.words()}")
         self.late = error.name in ("deadline", "CUDA_ERROR_NOT_READY")
 
@@ -47,7 +47,10 @@ def bring(driver: Driver, processes: Sequence[Known], pairs: Mapping[str, str], 
 
     pairs: old UUID to new, empty for the same GPUs. Raises StageFailed.
     """
-    states = _states(driver, processes)
+    try:
+        states = _states(driver, processes)
+    except DriverError as error:
+        raise StageFailed("look at the state", processes[0][0], error) from error
     _all(driver, "restore", [p for p in processes if states.get(p[0]) == "checkpointed"], deadline, pairs)
     _all(driver, "unlock", [p for p in processes if states.get(p[0]) != "running"], deadline)
 

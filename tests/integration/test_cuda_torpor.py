@@ -106,7 +106,7 @@ def test_hot_swap(scene: Scene) -> None:
     scene.runtime("start", source)
     until(lambda: scene.progress(source) > 3, what="it counts on its GPU")
     (row,) = scene.gpu("ps", source)
-    assert (row["state"], row["gpus"]) == ("running", {first: 512 << 20})
+    assert (row["state"], row["gpus"]) == ("running", {first: 64 << 20})
     assert scene.gpu("suspend", source)[0]["state"] == "suspended"
     assert scene.fabric.vram(first) == 0
     assert scene.gpu("ps", source)[0]["state"] == "suspended"
@@ -117,7 +117,7 @@ def test_hot_swap(scene: Scene) -> None:
     )
     assert failed.returncode == 1
     assert "this node has no GPU x" in failed.stderr
-    assert scene.gpu("resume", source, "--gpu", f"{first}={other}")[0]["gpus"] == {other: 512 << 20}
+    assert scene.gpu("resume", source, "--gpu", f"{first}={other}")[0]["gpus"] == {other: 64 << 20}
     count = scene.progress(source)
     until(lambda: scene.progress(source) > count, what="it goes on")
     assert scene.fabric.vram(other) == 1

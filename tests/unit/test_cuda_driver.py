@@ -161,8 +161,8 @@ def test_devices_and_who_is_on_them(fabric: Fabric, holder: Holder, driver: Driv
     assert told["driver"] == "580.65.06"
     first, second = told["devices"]
     assert (first["uuid"], first["model"], first["minor"]) == (fabric.uuids[0], "NVIDIA H100", 0)
-    assert first["used"] == {str(holder.pid): 512 << 20}
-    assert first["total_bytes"] - first["free_bytes"] == 512 << 20
+    assert first["used"] == {str(holder.pid): 64 << 20}
+    assert first["total_bytes"] - first["free_bytes"] == 64 << 20
     assert not second["used"]
     assert not first["mig"]
 

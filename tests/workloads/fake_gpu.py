@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("uuids")
     parser.add_argument("--used", type=int, default=0)
-    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--loose", default="")
     options = parser.parse_args()

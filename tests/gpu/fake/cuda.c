@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct lock_args {
@@ -65,8 +66,10 @@ int cuCheckpointProcessRestore(int pid, struct restore_args *args) {
     unsigned n = args ? args->n_pairs : 0;
     if (!initialized)
         return NOT_INITIALIZED; /* persistence mode is off */
-    if (n > MAX_DEVICES)
-        return INVALID_VALUE;
+    char version[64] = "";
+    fabric_driver(version, sizeof version);
+    if (n > MAX_DEVICES || (n && atoi(version) < 580))
+        return INVALID_VALUE; /* older drivers know no maps */
     for (unsigned i = 0; i < n; i++) {
         as_text(args->pairs[i].from, pairs[i].from);
         as_text(args->pairs[i].to, pairs[i].to);
