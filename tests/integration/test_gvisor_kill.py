@@ -103,6 +103,14 @@ def goes_on(place: GvisorLab, container_id: str) -> None:
     until(lambda: place.progress(container_id) > before, what=f"{container_id} goes on from {before}")
 
 
+def nothing_left(place: GvisorLab, container_id: str, said: str) -> None:
+    place.engine(container_id).undo(container_id)  # if the call died before it had a guardian
+    deadline = time.monotonic() + 20
+    while left := place.residue(container_id):
+        assert time.monotonic() < deadline, f"left after '{said}': {left}"
+        time.sleep(0.01)
+
+
 def dump(place: GvisorLab, container_id: str, image: Path) -> CheckpointRequest:
     return CheckpointRequest(
         container_id=container_id, bundle_path=place.bundle(container_id), image_path=image, timeout_s=60
@@ -131,7 +139,7 @@ def test_a_killed_checkpoint_leaves_a_container_or_an_image(place: GvisorLab, vi
             goes_on(place, container_id)
             continue
         # The source had been allowed to die: it is gone whole, and the image gives it back.
-        until(lambda gone=container_id: not place.residue(gone), what="nothing is left of the source")
+        nothing_left(place, container_id, said)
         container_id = prepared(place)
         place.restore(place.engine(container_id), wake(place, container_id, image))
         goes_on(place, container_id)
@@ -156,7 +164,7 @@ def test_a_killed_restore_leaves_nothing_or_a_container(place: GvisorLab, victim
             goes_on(place, container_id)
             assert place.memory(container_id) == memory
             place.kill(container_id)
-        until(lambda gone=container_id: not place.residue(gone), what=f"nothing is left ({said})")
+        nothing_left(place, container_id, said)
         assert {path.name: path.stat().st_size for path in image.iterdir()} == sizes
     container_id = prepared(place)
     place.restore(place.engine(container_id), wake(place, container_id, image))
@@ -173,4 +181,4 @@ def test_a_sandbox_that_dies_in_a_checkpoint_is_cleanly_gone(place: GvisorLab) -
     said = call.end()
     assert said == "done" or said.startswith("failed DumpFailed stopped"), said
     assert said == "done" or not image.exists()
-    until(lambda: not place.residue(container_id), what="nothing is left of it")
+    nothing_left(place, container_id, said)
