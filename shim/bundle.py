@@ -42,7 +42,13 @@ def read_spec(bundle_path: Path) -> Spec:
         raise ShimError(f"could not read {path}: it is not JSON ({error})") from None
     if not isinstance(document, dict):
         raise ShimError(f"could not read {path}: it holds no JSON object")
-    return cast("Spec", document)
+    spec = cast("Spec", document)
+    for key in ("root", "process", "linux", "annotations"):
+        if not isinstance(spec.get(key) or {}, dict):
+            raise ShimError(f"could not read {path}: '{key}' must be a JSON object")
+    if not isinstance(spec.get("mounts") or [], list):
+        raise ShimError(f"could not read {path}: 'mounts' must be a JSON array")
+    return spec
 
 
 def write_spec(bundle_path: Path, spec: Mapping[str, Any]) -> None:

@@ -18,12 +18,14 @@ from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Literal
 
+from compat import profile
 from engines import registry
 from engines.api import (
     CheckpointEngine,
     CheckpointRequest,
     DumpStats,
     EngineSettings,
+    ImageExists,
     NotSupported,
     Phase,
     PhaseInfo,
@@ -33,7 +35,6 @@ from shim.config import Config, engine_settings
 from shim.errors import ShimError
 from shim.images import layout, rootfs
 from shim.images.documents import decode, encode, encode_needs
-from shim.images.host import read_host
 from shim.images.layout import Reference
 from shim.images.manifest import Manifest, Program, Rootfs, Use, build_manifest, source_of
 from shim.images.seal import write_file
@@ -118,7 +119,7 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
                     "leave it running; stop it instead",
                     after="running",
                 )
-            job = _Job(source, wanted, engine, spec, spec_data, finish, watch)
+            job = _Job(config, source, wanted, engine, spec, spec_data, finish, watch)
             stats = job.run(config.checkpoint_timeout_s)
         except BaseException as error:
             log.keep(error, config.state_path, source.container_id)
@@ -160,6 +161,12 @@ def into_store(
     """
     settle(config, store)
     store.recover()
+    if not replace and store.has(reference):  # said again at the end, but then the dump was in vain
+        raise ImageExists(
+            f"could not checkpoint container '{source.container_id}': there is an image '{reference}'; "
+            "choose another name, or --replace it",
+            after="running",
+        )
     committed = False
 
     def commit(manifest: Manifest) -> None:
@@ -206,7 +213,12 @@ def into_store(
                 if (Path(logs) / name).is_file():
                     write_file(image.path / name, (Path(logs) / name).read_bytes())
     timing.record(config.store_path, timings)
-    tell("stopped" if stop else "left running", digest=image.digest)
+    warnings = "; ".join(timings.dump.warnings) if timings.dump else ""
+    tell(
+        "stopped" if stop else "left running",
+        digest=image.digest,
+        **({"warnings": warnings} if warnings else {}),
+    )
     return image, timings
 
 
@@ -281,6 +293,7 @@ class _Job:
 
     def __init__(
         self,
+        config: Config,
         source: Source,
         wanted: Wanted,
         engine: CheckpointEngine,
@@ -289,6 +302,7 @@ class _Job:
         finish: Finish,
         watch: Stopwatch,
     ) -> None:
+        self.config = config
         self.source = source
         self.wanted = wanted
         self.engine = engine
@@ -404,7 +418,7 @@ class _Job:
             torpor_version=VERSION,
             leave_running=self.wanted.leave_running,
             rootfs=self._rootfs or Rootfs(kind="none"),
-            host=read_host(),
+            host=profile.load(self.config.state_path / "profile.json"),
             use=self.wanted.use,
             timings=dict(self.watch.phases),
         )

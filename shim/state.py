@@ -26,6 +26,7 @@ HELD = "held"
 STATE = "state.json"
 LOCK = "lock"
 ENGINE = "engine"
+JOURNALS = "*-call.json"  # what engines write before they touch anything
 
 ContainerPhase = Literal["restoring", "held", "running"]
 
@@ -182,6 +183,8 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
         os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}".encode(), 0)
         yield
     finally:
-        if create and not (directory / STATE).exists() and _is_open(directory / LOCK, descriptor):
+        # An engine's journal that is still there is for its guardian, or for the next call, to undo.
+        settled = not (directory / STATE).exists() and not list(directory.glob(JOURNALS))
+        if create and settled and _is_open(directory / LOCK, descriptor):
             remove(directory)
         os.close(descriptor)

@@ -117,7 +117,9 @@ def command(
     dump = timings.dump
     frozen = f", frozen {dump.frozen_s:.3f} s" if dump and dump.frozen_s else ""
     click.echo(f"{image.reference}")
+    for warning in dump.warnings if dump else ():
+        click.echo(f"warning: {warning}", err=True)
     click.echo(
         f"{image.n_bytes / 2**20:.1f} MiB in {timings.total_s:.3f} s{frozen}; "
-        f"the container {'has ended' if stop else 'runs on'}"
+        f"the container {'has ended' if stop else 'is as it was'}"
     )

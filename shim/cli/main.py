@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from typing import Any
 
 import click
 
 from engines.api import EngineError
 from shim.errors import ShimError
+from shim.signals import end_once
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("shim.cli.audit", "Show what was checkpointed, restored and refused."),
@@ -54,8 +56,20 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an error of ours becomes one sentence on stderr and exit status 1."""
+        end_once()
         try:
             return super().invoke(ctx)
+        except PermissionError as error:
+            if os.geteuid() == 0:
+                raise click.ClickException(f"could not use {error.filename}: {error.strerror}") from error
+            raise click.ClickException(
+                f"could not use {error.filename}: containers and images are root's; run this as root"
+            ) from error
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise click.ClickException(
+                f"could not {ctx.invoked_subcommand}: {error.strerror}{where}"
+            ) from error
         except (EngineError, ShimError) as error:
             log_path = getattr(error, "log_path", None)
             message = str(error)

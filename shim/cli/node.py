@@ -90,6 +90,10 @@ class Node:
         root: the runtime's --root, None to look in every place that callers use. Raises ShimError if there is
         none or more than one.
         """
+        if not name:
+            raise UsageError(
+                "could not find a container: the id is empty; see `torpor ps`, or your caller's list"
+            )
         found = [
             (where, container_id, handler)
             for where in ([root] if root else _roots())

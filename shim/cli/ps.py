@@ -7,6 +7,7 @@ import json
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shim import bundle, state
 from shim.cli.node import Node, name_only, short_time, this_node
@@ -65,5 +66,5 @@ def command(as_json: bool) -> None:
     for row in rows:
         keys = ("id", "phase", "status", "pid", "image", "use", "engine", "created")
         cells = {**row, "image": name_only(row.get("image")), "created": short_time(row.get("created"))}
-        table.add_row(*(str(cells.get(key, "")) for key in keys))
+        table.add_row(*(Text(str(cells.get(key, ""))) for key in keys))
     Console().print(table)

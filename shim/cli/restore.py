@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from shim.annotations import Wish
 from shim.checkpoint import settle
 from shim.cli.node import Node, this_node
 from shim.config import engine_settings
-from shim.errors import ShimError
+from shim.errors import ShimError, UsageError
 from shim.images.layout import parse_reference
 from shim.start import start
 
@@ -56,7 +58,8 @@ def command(
 ) -> None:
     """Restore IMAGE ([NAMESPACE/]NAME[@DIGEST]) into a new container made from a bundle.
 
-    Without --detach the container's output is shown, and its exit status is the command's.
+    Without --detach the container's output is shown, signals are passed on to it, and its exit status is the
+    command's; a container that ignores them is ended with `runc kill ID KILL`. Its standard input is empty.
 
     \b
       torpor restore job-7 --bundle /srv/job-7
@@ -65,6 +68,8 @@ def command(
     settle(node.config, node.store)
     found = node.store.resolve(parse_reference(image, namespace=""))
     node = node.of_engine(found.manifest.engine.name)
+    if container_id == "":
+        raise UsageError("could not restore under an empty id; give --id a name, or leave it out")
     name = container_id or found.manifest.source.container_id
     spec = bundle.read_spec(bundle_path)
     if dry_run:
@@ -76,6 +81,10 @@ def command(
             bundle_path=bundle_path,
             what=str(found.reference),
         )
+        if (use or found.manifest.effective_use) == "move" and (
+            by := node.store.consumed_by(found)
+        ) is not None:
+            raise ShimError(f"could not restore image '{found.reference}': container '{by}' has used it")
         node.store.verify(found, pages=True)
         for finding in findings:
             click.echo(f"{finding.severity:8} {finding.rule}: {finding.message}")
@@ -101,8 +110,7 @@ def command(
     )
     if not detach and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise ShimError("could not become the parent of the container; use --detach")
-    told = os.dup(2)
-    _redirect(detach, log_path)
+    streams = _Streams(detach, log_path)
     try:
         with state.locked(directory, wait_s=1.0, create=True):
             if restore.clear(node.config, target):
@@ -113,28 +121,56 @@ def command(
             if held.phase == "restoring":  # the engine makes the container in `start`
                 state.advance(directory, held, "held")
     except (EngineError, ShimError) as error:
-        os.dup2(told, 2)
+        streams.back()
         log.audit(node.config.store_path, "refused", container=name, image=image, verdict=str(error))
         raise
-    os.close(told)
     log.audit(node.config.store_path, "restore", container=name, image=held.image, verdict="held")
     # Before it runs: it may end at once. An engine that restores in `start` has seen it run.
     early = held.phase == "held"
     pid = bundle.runtime_state(node.config.runtime_path, root, name).pid if early else 0
-    start(node.config, name, directory, target.settings)
+    try:
+        start(node.config, name, directory, target.settings)
+        if not detach:
+            pid = pid or bundle.runtime_state(node.config.runtime_path, root, name).pid
+    finally:
+        streams.back()
     if not detach:
-        pid = pid or bundle.runtime_state(node.config.runtime_path, root, name).pid
-        sys.exit(_wait(node, root, name, pid, directory))
+        status = _wait(node, root, name, pid, directory)
+        streams.drain()
+        sys.exit(status)
 
 
-def _redirect(detach: bool, log_path: Path | None) -> None:
-    """Give the container, which inherits them, its standard descriptors."""
-    if detach or log_path:
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if log_path else null
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+class _Streams:
+    """Pipes as this process's standard streams, which the container inherits; a `cat` takes what comes out.
+
+    Not the files themselves: CRIU opens those anew, at their beginning, and could not dump the container
+    again, since they lie outside of it. Standard input is at its end.
+    """
+
+    def __init__(self, detach: bool, log_path: Path | None) -> None:
+        self._kept = [os.dup(number) for number in (0, 1, 2)]
+        sink = log_path.open("ab") if log_path else open(os.devnull, "ab") if detach else None  # noqa: PTH123, SIM115
+        output, container = os.pipe()
+        self._cat = subprocess.Popen(
+            ["cat"], stdin=output, stdout=sink, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        if sink is not None:
+            sink.close()
+        nothing, closed = os.pipe()
+        for descriptor, number in ((nothing, 0), (container, 1), (container, 2)):
+            os.dup2(descriptor, number)
+        for descriptor in (output, container, nothing, closed):
+            os.close(descriptor)
+
+    def back(self) -> None:
+        """This process's own streams again."""
+        for number, kept in enumerate(self._kept):
+            os.dup2(kept, number)
+
+    def drain(self) -> None:
+        """Wait until all that the container has said is through; its children may still hold the pipe."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._cat.wait(timeout=5)
 
 
 def _wait(node: Node, root: str, name: str, pid: int, directory: Path) -> int:

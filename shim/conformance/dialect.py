@@ -24,7 +24,7 @@ class Dialect:
     lacks: Mapping[str, str]
 
 
-_RUNSC_ARGS = ("--network=none", "--ignore-cgroups", "--overlay2=none")
+_RUNSC_ARGS = ("--network=none", "--ignore-cgroups", "--overlay2=root:self")
 _RUNSC_LACKS = {
     "outside-socket": "a sandbox is given no unix socket of the node",
     "outside-file": "a sandbox is given no file but by mounts",

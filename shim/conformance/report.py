@@ -66,11 +66,8 @@ def reason(rows: Sequence[Outcome]) -> str:
     # What every refusal begins with says nothing about this one.
     _, _, cause = outcome.reason.partition("': ")
     words = cause if outcome.result == "refused" and cause else outcome.reason
-    return (
-        words
-        if len({row.reason for row in rows}) == 1 or result == "skipped"
-        else f"{outcome.course}: {words}"
-    )
+    # Where the other courses went differently, this one is named.
+    return words if {row.result for row in rows} <= {result, "skipped"} else f"{outcome.course}: {words}"
 
 
 def _count(outcomes: Sequence[Outcome]) -> dict[str, int]:

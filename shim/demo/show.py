@@ -257,7 +257,8 @@ def _end(number: int, frame: object) -> None:
 
 def run(tools: Tools, tell: Callable[[str], None]) -> None:
     """Run the show in a directory of its own that is removed at the end. Raises ShimError."""
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     large = "/var/tmp"  # noqa: S108  # /tmp may be a small tmpfs
     with tempfile.TemporaryDirectory(prefix="torpor-demo-", dir=large, ignore_cleanup_errors=True) as name:
         base = Path(name)

@@ -154,8 +154,9 @@ def seal(
 ) -> Manifest:
     """Write manifest.json into `extras_path` with the digest of every file; all of it is on disk afterwards.
 
-    Modes become 0400 and 0700. known: digests of files that were just checked, so that large files are read
-    once. Returns the manifest with its files. Raises ImageError.
+    Modes become 0400 and 0700; of a container with a user namespace the engine's files become readable to all
+    who get as far, which below the store is root. known: digests of files that were just checked, so that
+    large files are read once. Returns the manifest with its files. Raises ImageError.
     """
     try:
         sizes = list_files(checkpoint_path=checkpoint_path, extras_path=extras_path)
@@ -172,6 +173,8 @@ def seal(
         write_file(directory / below, sealed.to_bytes())
         for top in (checkpoint_path, extras_path):
             _settle_directories(top)
+        if manifest.security.uid_map:
+            _open_to_user_namespace(checkpoint_path)
     except OSError as error:
         raise ImageError(f"could not seal image '{extras_path}': {cause_of(error)}") from error
     return sealed
@@ -184,6 +187,15 @@ def _settle(directory: Path, name: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _open_to_user_namespace(checkpoint_path: Path) -> None:
+    """CRIU opens an image from inside the user namespace that it restores, as nobody in particular."""
+    for directory, _, names in os.walk(checkpoint_path):
+        Path(directory).chmod(0o755)
+        for name in names:
+            if not name.startswith(EXTRAS_PREFIX):
+                (Path(directory) / name).chmod(0o444)
 
 
 def _settle_directories(top: Path) -> None:

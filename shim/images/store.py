@@ -227,6 +227,10 @@ class Store:
             )
         return image
 
+    def has(self, reference: Reference) -> bool:
+        """Whether there is an image of this name, usable or not."""
+        return os.path.lexists(self._images / reference.directory)
+
     def unsettled(self) -> list[Image]:
         """Images whose checkpoint has not come to its end."""
         found = [path.parent for path in self._images.glob(f"*/*/{PENDING}")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 
+from engines import registry
 from engines.api import EngineError
 from shim import annotations, bundle, log, restore, state
 from shim.annotations import Wish
@@ -31,6 +32,10 @@ def serve(context: Context) -> int | None:
     except AdmissionRefused as error:
         _audit(context, "refused", "", str(error))
         raise
+    if wish.engine is not None and wish.engine not in registry.names():
+        message = f"could not use engine '{wish.engine}': this node has {', '.join(registry.names())}"
+        _audit(context, "refused", "", message)
+        raise AdmissionRefused(f"{message}; correct the annotation")
     if _clear(context):
         return None  # the runtime will say that the id is taken
     if wish.checkpointable:

@@ -11,6 +11,7 @@ from shim import log
 from shim.argv import Call
 from shim.config import DEFAULT_STATE, load
 from shim.errors import ShimError
+from shim.signals import end_once
 from shim.verbs.context import Context
 
 VERBS = {
@@ -46,10 +47,16 @@ def serve(call: Call, settings: Mapping[str, str]) -> int | None:
     """
     try:
         context = Context(call=call, settings=settings, config=load(settings))
+        end_once()
         verb: Verb = import_module(VERBS[call.verb])  # type: ignore[assignment]
         return verb.serve(context)
     except (ShimError, EngineError) as error:
         message = str(error)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        message = f"could not {call.verb} container '{' '.join(call.args)}': {error.strerror or error}{where}"
+    except KeyboardInterrupt:
+        message = f"could not {call.verb} container '{' '.join(call.args)}': interrupted, and undone"
     except Exception as error:
         from pathlib import Path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -221,6 +222,46 @@ def test_a_second_create_of_a_held_container_changes_nothing(scene: Scene) -> No
     until(again.ended)
     assert "already" in again.text  # runc's own words
     assert not output.ticks()
+    assert scene.call("start", container_id).wait(30) == 0
+    until(lambda: output.last_tick() > first.last_tick())
+    assert scene.call("delete", "--force", container_id).wait(30) == 0
+    assert not scene.residue(container_id)
+
+
+def test_a_container_with_a_user_namespace_wakes_from_the_store(scene: Scene) -> None:
+    """CRIU opens the image from inside the user namespace, where root is nobody in particular."""
+    loop = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.05; done"
+
+    def bundle(name: str, **spec: object) -> Path:
+        made = scene.bundle(name, **spec)
+        document = json.loads((made / "config.json").read_text())
+        document["process"]["args"] = ["sh", "-c", loop]
+        document["mounts"] = [
+            mount
+            for mount in document["mounts"]
+            if mount["destination"] == "/usr" or "rbind" not in mount["options"]
+        ]
+        document["mounts"] = [mount for mount in document["mounts"] if mount["destination"] != "/sys"]
+        linux = document["linux"]
+        linux["namespaces"] = [
+            {"type": kind["type"]} if kind["type"] == "network" else kind for kind in linux["namespaces"]
+        ] + [{"type": "user"}]
+        linux["uidMappings"] = linux["gidMappings"] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+        (made / "config.json").write_text(json.dumps(document))
+        return made
+
+    for path in (scene.lab.path, *scene.lab.path.parents):
+        if path != Path("/tmp"):  # the mapped root must get as far as its root file system
+            path.chmod(path.stat().st_mode | 0o011)
+    name = scene.lab.new_id()
+    first = scene.lab.runc.run(bundle(name), name)
+    until(lambda: first.last_tick() > 5)
+    scene.torpor("checkpoint", name, "--root", scene.lab.runc.root, "--name", "web", "--stop")
+    scene.lab.runc.delete(name)
+    container_id, output = scene.lab.new_id("t"), Output()
+    target = bundle(container_id, annotations={"torpor.dev/restore-from": "web"})
+    words = ("create", "--bundle", target, "--pid-file", target / "pid", container_id)
+    assert scene.call(*words, output=output).wait(60) == 0, output.text
     assert scene.call("start", container_id).wait(30) == 0
     until(lambda: output.last_tick() > first.last_tick())
     assert scene.call("delete", "--force", container_id).wait(30) == 0

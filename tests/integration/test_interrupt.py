@@ -1,0 +1,113 @@
+"""A person who presses Ctrl-C, once or more often, finds the container as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_verbs_kill import Scene
+from tests.support.containers import SEARCH_PATH, lab, mounts_under, until
+from tests.support.torpor import CONF_VARIABLE
+
+pytestmark = pytest.mark.engine
+
+TRIES = 20 if os.environ.get("TORPOR_SOAK") else 5
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with lab(tmp_path) as inner:
+        yield Scene(inner)
+
+
+def interrupted(scene: Scene, words: list[str], after_s: float) -> int:
+    """Run `torpor` and send it SIGINT twice, as an impatient person does."""
+    process = subprocess.Popen(
+        [Path(sys.executable).parent / "torpor", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, CONF_VARIABLE: str(scene.torpor.conf_path), "PATH": SEARCH_PATH},
+        # A shell's background job ignores SIGINT, and so may this process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    time.sleep(after_s)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    return process.wait(60)
+
+
+def test_checkpoint(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    output = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: output.last_tick() > 0)
+    words = ["checkpoint", name, "--root", str(scene.lab.runc.root), "--replace", "--name", "web"]
+    began = time.monotonic()
+    scene.torpor(*words)
+    whole_s = time.monotonic() - began
+    for point in range(TRIES):
+        interrupted(scene, words, whole_s * (0.3 + 0.7 * point / TRIES))
+        scene.settle()
+        last = output.last_tick()
+        until(lambda last=last: output.last_tick() > last + 3, timeout_s=5, what=f"it runs on, try {point}")
+        assert scene.lab.runc.state(name)["status"] == "running"
+
+
+def test_restore(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    first = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: first.last_tick() > 5)
+    root = str(scene.lab.runc.root)
+    scene.torpor("checkpoint", name, "--root", root, "--name", "web", "--stop", "--use", "clone")
+    scene.lab.runc.delete(name)
+
+    def words(container_id: str) -> list[str]:
+        bundle = str(scene.bundle(container_id))
+        return ["restore", "web", "--bundle", bundle, "--id", container_id, "--root", root, "--detach"]
+
+    whole = scene.lab.new_id("whole")
+    began = time.monotonic()
+    scene.torpor(*words(whole))
+    whole_s = time.monotonic() - began
+    # What it made can sleep again.
+    scene.torpor("checkpoint", whole, "--root", root, "--name", "again")
+    scene.lab.runc.delete(whole)
+    for point in range(TRIES):
+        container_id = scene.lab.new_id(f"i{point}")
+        status = interrupted(scene, words(container_id), whole_s * (0.3 + 0.6 * point / TRIES))
+        scene.settle()
+        if status == 0:
+            assert scene.lab.runc.state(container_id)["status"] == "running"
+            scene.lab.runc.delete(container_id)
+        else:
+            assert not scene.lab.runc.state(container_id), f"try {point}"
+        assert not mounts_under(f"{scene.lab.runc.root}/"), f"try {point}"
+
+
+def test_a_log_is_appended_to_and_an_error_is_told(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    first = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: first.last_tick() > 5)
+    root = str(scene.lab.runc.root)
+    scene.torpor("checkpoint", name, "--root", root, "--name", "web", "--stop")
+    scene.lab.runc.delete(name)
+    log = scene.lab.path / "log"
+    log.write_text("precious\n")
+    target = scene.lab.new_id("t")
+    words = ["restore", "web", "--bundle", str(scene.bundle(target)), "--root", root, "-d", "--log", str(log)]
+    scene.torpor(*words, "--id", target)
+    until(lambda: "tick" in log.read_text())
+    assert log.read_text().startswith("precious\ntick ")
+    other = scene.lab.new_id("t")
+    refused = scene.torpor(*words, "--id", other, check=False)
+    assert refused.returncode == 1
+    assert "has used it" in refused.stderr
+    scene.lab.runc.delete(target)
