@@ -181,16 +181,18 @@ class _Run:
         )
 
     def restore(self, image: Path, container_id: str, *, held: bool = False) -> None:
+        engine = self.engine(container_id)
         request = RestoreRequest(
             container_id=container_id,
             bundle_path=self.place.bundle(container_id),
             image_path=image,
             timeout_s=TIMEOUT_S,
             held=held,
-            tcp="keep",
+            # Connections within the container go on in any case; there are no others.
+            tcp="keep" if "tcp-established" in engine.capabilities else "close",
         )
         try:
-            pid = self.place.restore(self.engine(container_id), request)
+            pid = self.place.restore(engine, request)
         except EngineError as error:
             raise _Failed(f"the restore failed: {error}") from error
         if pid != self.place.pid(container_id):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.api import EngineUnavailable
+from shim.launcher import RUNSC_ARGS
 from shim.toolchain.find import Tools
 
 
@@ -24,7 +25,6 @@ class Dialect:
     lacks: Mapping[str, str]
 
 
-_RUNSC_ARGS = ("--network=none", "--ignore-cgroups", "--overlay2=root:self")
 _RUNSC_LACKS = {
     "outside-socket": "a sandbox is given no unix socket of the node",
     "outside-file": "a sandbox is given no file but by mounts",
@@ -44,5 +44,5 @@ def of_engine(name: str, tools: Tools) -> Dialect:
             f"could not try engine '{name}': there is no {word} on this node; run `torpor toolchain install`"
         )
     if runsc:
-        return Dialect(name="runsc", program=program, args=_RUNSC_ARGS, lacks=_RUNSC_LACKS)
+        return Dialect(name="runsc", program=program, args=tuple(RUNSC_ARGS.split()), lacks=_RUNSC_LACKS)
     return Dialect(name="runc", program=program, lacks={})

@@ -5,12 +5,15 @@ not as it was. SIGUSR1 asks, once: the answer is `ok`, or `bad: WHY`. What the m
 `absent: WHY`. In between the program prints `tick N`, so that one sees it run. Standard library only.
 """
 
+import errno
 import os
 import signal
 import sys
 import time
 
 _TICK_S = 0.02
+# How a kernel says that it has no such thing.
+_UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
 
 
 class Absent(Exception):
@@ -56,6 +59,9 @@ def run(setup):
         say("absent:", reason)
         sys.exit(0)
     except BaseException as failure:
+        if isinstance(failure, OSError) and failure.errno in _UNKNOWN:
+            say(f"absent: this kernel does not have it: {failure}")
+            sys.exit(0)
         say(f"bad: could not set up: {type(failure).__name__}: {failure}")
         os._exit(1)
     say("ready")
