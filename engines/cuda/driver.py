@@ -115,7 +115,7 @@ class Driver:
     def _call(self, order: dict[str, Any], *, timeout_s: float, program: str | None = None) -> dict[str, Any]:
         through = self.program if program is None else program
         whole: dict[str, Any] = {"pid": 0, "pids": [], "timeout_ms": 0, "pairs": {}, **order}
-        whole |= {"site": list(self.site), "program": through}
+        whole |= {"parent": os.getpid(), "site": list(self.site), "program": through}
         try:
             done = subprocess.run(
                 [sys.executable, "-IS", helper.__file__, json.dumps(whole)],

@@ -3,8 +3,9 @@
 A driver call can hang, and only a process of its own can be given up then. It dies with the thread that
 started it. Standard library, `cuda.bindings` and `pynvml` only; it imports nothing of ours.
 
-Order: {"site": [directories that hold the packages], "action": ..., "pid": ..., "pids": [...],
-"timeout_ms": ..., "pairs": {old UUID: new UUID}, "program": path of cuda-checkpoint or ""}.
+Order: {"parent": pid of who starts us, "site": [directories that hold the packages], "action": ...,
+"pid": ..., "pids": [...], "timeout_ms": ..., "pairs": {old UUID: new UUID}, "program": cuda-checkpoint's path
+or ""}.
 Answer: {"error": name, "text": words} or the result. The program answers in its own words.
 """
 
@@ -166,6 +167,8 @@ def main() -> int:
     """Make the call."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     order = json.loads(sys.argv[1])
+    if os.getppid() != order["parent"]:
+        return 1  # it died before we could tell the kernel; whoever undoes its call must not meet ours
     if order["program"]:
         os.execv(order["program"], [order["program"], *_program_arguments(order)])  # noqa: S606
     sys.path += order["site"]

@@ -101,7 +101,19 @@ def wake(
 
 def goes_on(place: CudaLab, container_id: str) -> None:
     before = place.progress(container_id)
-    until(lambda: place.progress(container_id) > before + 2, what=f"{container_id} goes on from {before}")
+    try:
+        until(lambda: place.progress(container_id) > before + 2)
+    except AssertionError as error:
+        raise AssertionError(f"stands at {before}; {condition(place, container_id)}") from error
+
+
+def condition(place: CudaLab, container_id: str) -> str:
+    """How a container is, for messages."""
+    state = place.runc.state(container_id).get("status")
+    with contextlib.suppress(EngineError):
+        found = place.engine(container_id).gpu_processes(container_id)
+        return f"{state}; {found}; {place.fabric.calls()[-8:]}"
+    return str(state)
 
 
 def unharmed(place: CudaLab, container_id: str, pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from engines.cuda import driver as drivers
+from engines.cuda import helper
 from engines.cuda.driver import Driver, DriverError
 from tests.support.containers import WORKLOADS, until
 from tests.support.gpu import Fabric
@@ -146,6 +148,14 @@ def test_a_helper_dies_with_whoever_started_it(fabric: Fabric, holder: Holder, d
     caller.kill()
     caller.wait()
     until(lambda: not Path(f"/proc/{child}").exists() or "Z" in state_of(child), what="the helper dies")
+    assert driver.states([holder.pid]) == {holder.pid: "running"}
+
+
+def test_a_helper_whose_starter_is_gone_does_nothing(holder: Holder, driver: Driver) -> None:
+    order = {"parent": 1, "site": list(driver.site), "program": driver.program, "action": "lock"}
+    order |= {"pid": holder.pid, "timeout_ms": 5000, "pairs": {}}
+    done = subprocess.run([sys.executable, "-IS", helper.__file__, json.dumps(order)], check=False)
+    assert done.returncode == 1
     assert driver.states([holder.pid]) == {holder.pid: "running"}
 
 
