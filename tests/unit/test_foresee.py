@@ -1,0 +1,131 @@
+"""The CRIU engine's look at a container before a dump, and what it notes beside the images."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from engines.api import Finding, InvalidRequest
+from engines.criu import extras, foresee, peers, tree
+from engines.harness import load_profile
+
+EXPIRED = "pos:\t0\nclockid: 1\nticks: 3\nsettime flags: 00\nit_value: (0, 0)\nit_interval: (1, 2000000)\n"
+
+
+def found_in(pid: int, bundle: Path) -> list[Finding]:
+    """What is foreseen for a process of this machine, whose mounts are nobody's fault."""
+    findings = foresee.look(pid, bundle).findings
+    return [finding for finding in findings if finding.rule != "criu.foresee.mount"]
+
+
+def test_an_obstacle_is_told_once_with_its_remedy():
+    outlook = foresee.Outlook()
+    outlook.add("tun", "process 1 has a tunnel", "end it")
+    outlook.add("tun", "process 2 has a tunnel", "end it")
+    outlook.add("pipe", "process 3 has a pipe", "end it")
+    assert outlook.sentence() == "process 1 has a tunnel; process 3 has a pipe; end it"
+    assert [finding.rule for finding in outlook.findings] == ["criu.foresee.tun", "criu.foresee.pipe"]
+
+
+def test_an_ordinary_process_is_no_obstacle(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    process = subprocess.Popen(
+        [sys.executable, "-ISc", "print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        assert found_in(process.pid, tmp_path) == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_process_that_is_gone_is_no_error(tmp_path: Path):
+    assert foresee.look(2**22 - 1, tmp_path).findings == []
+
+
+def test_what_a_process_has_is_found(tmp_path: Path):
+    reader, writer = os.pipe2(os.O_DIRECT)
+    program = "import os, sys; print(os.memfd_create('x'), flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-ISc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[writer]
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        (finding,) = found_in(process.pid, tmp_path)
+        assert finding.rule == "criu.foresee.pipe"
+        assert f"process {process.pid}" in finding.message
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("text", "interval_ns"),
+    [
+        (EXPIRED, 1_002_000_000),
+        (EXPIRED.replace("ticks: 3", "ticks: 0"), 0),
+        (EXPIRED.replace("it_value: (0, 0)", "it_value: (0, 5)"), 0),
+        (EXPIRED.replace("(1, 2000000)", "(0, 0)"), 0),
+        ("", 0),
+    ],
+)
+def test_which_timers_have_to_be_set_again(text: str, interval_ns: int):
+    assert extras._expired(text) == interval_ns
+
+
+def test_a_note_that_leads_out_of_the_cgroup_is_not_followed(tmp_path: Path):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    note = '{"schema": 1, "affinity": {}, "timers": [], "cgroups": {"%d": {"x": "/../outside"}}}'
+    (tmp_path / extras.NAME).write_text(note % tree.inner(os.getpid()))
+    extras.apply(tmp_path, os.getpid(), {"x": str(inside)})
+    assert not (tmp_path / "outside").exists()
+
+
+def test_an_image_without_notes_is_fine(tmp_path: Path):
+    extras.apply(tmp_path, os.getpid(), {})
+
+
+def test_the_other_end_of_a_socket_is_found():
+    left, right = socket.socketpair()
+    with left, right:
+        ends = peers.of_namespace(Path("/proc/self/ns/net"))
+        if not ends:
+            pytest.skip("this kernel tells nothing about unix sockets")
+        one, other = (os.fstat(end.fileno()).st_ino for end in (left, right))
+        assert ends[one] == other
+        assert peers.holders([other], without=()) == {other: os.getpid()}
+        assert peers.holders([other], without=[os.getpid()]) == {}
+
+
+def test_a_process_knows_its_threads():
+    done = threading.Event()
+    threading.Thread(target=done.wait).start()
+    try:
+        assert len(tree.threads(os.getpid())) >= 2
+        assert os.getpid() in tree.of(os.getpid())
+    finally:
+        done.set()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"schema": 2, "skip": {}}', '{"schema": 1}', '{"schema": 1, "skip": {"tcp": ""}}']
+)
+def test_a_profile_without_reasons_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match="could not read profile"):
+        load_profile(path)
