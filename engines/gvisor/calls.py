@@ -29,6 +29,7 @@ _ADVICE = (
         r"deleted and invalidated dentries",
         "let the program close the file that it deleted, then try again",
     ),
+    (r"does not support save/restore", "close the named device before the checkpoint, then try again"),
     (
         r"no host FD available",
         "the image was taken while an exec session lived: checkpoint again",
@@ -44,6 +45,12 @@ _ADVICE = (
 )
 
 
+_NATURE = re.compile(
+    r"using hostinet|cannot be saved in connected state|deleted and invalidated dentries"
+    r"|does not support save/restore"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """How a command of runsc ended. cause: its complaint in one line, empty if it had none."""
@@ -56,6 +63,11 @@ class Ended:
     def failed(self) -> bool:
         """Whether it did not do its work."""
         return self.timed_out or self.returncode != 0
+
+    @property
+    def by_nature(self) -> bool:
+        """Whether gVisor said that it cannot save something the container has, whenever it is asked."""
+        return not self.timed_out and _NATURE.search(self.cause) is not None
 
 
 class Guarded:

@@ -6,6 +6,9 @@ the container itself, and ends it itself once the image is complete.
 
 Restored tasks run at once: there is no way to hold them. The phase `restored` is therefore told when the new
 sandbox is there and its memory is not: nothing has run, and a veto undoes everything.
+
+What a sandbox holds is seen by nobody outside. So what gVisor cannot save by nature (a deleted file of a mount,
+an open tun device) is refused while the container is paused, and it runs on as it was.
 """
 
 from __future__ import annotations
@@ -159,7 +162,7 @@ class GvisorEngine:
         if ended.failed:
             outcome = guarded.undo()
             log_path = self._work_path / f"{argv[0]}.log"
-            kind = EngineTimeout if ended.timed_out else DumpFailed
+            kind = EngineTimeout if ended.timed_out else NotSupported if ended.by_nature else DumpFailed
             message = calls.explain(words, ended, outcome, log_path)
             raise kind(message, after=outcome.state, log_path=log_path if log_path.exists() else None)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containers import lab, until
+from engines.api import CheckpointRequest, NotSupported
+from tests.support.containers import bind, lab, until
 from tests.support.gvisor import GvisorLab
 from tests.support.torpor import Torpor
 
@@ -51,6 +52,29 @@ def test_one_sleeps_and_wakes_without_a_caller(place: GvisorLab, torpor: Torpor,
     assert again.returncode == 1
     assert "has used it" in again.stderr
     place.kill(target)
+
+
+def test_what_gvisor_cannot_save_is_refused_and_the_container_runs_on(
+    place: GvisorLab, tmp_path: Path
+) -> None:
+    (tmp_path / "volume").mkdir()
+    script = "exec 3>/data/gone; rm /data/gone; i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.05; done"
+    source = place.start(
+        args=("/bin/sh", "-c", script), mounts=[bind(tmp_path / "volume", "/data", writable=True)]
+    )
+    until(lambda: place.progress(source) > 2, what="it counts")
+    pid, image = place.pid(source), place.image_root / "i"
+    with pytest.raises(NotSupported, match="deleted and invalidated dentries") as refused:
+        place.engine(source).checkpoint(
+            CheckpointRequest(
+                container_id=source, bundle_path=place.bundle(source), image_path=image, timeout_s=60
+            )
+        )
+    assert refused.value.after == "running"
+    assert not image.exists()
+    before = place.progress(source)
+    until(lambda: place.progress(source) > before, what="it goes on")
+    assert place.pid(source) == pid
 
 
 def test_a_node_set_up_otherwise_is_told_before_anything_is_touched(

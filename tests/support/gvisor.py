@@ -24,6 +24,7 @@ from tests.support.containers import (
 from tests.support.criu import streams
 
 ARGS = tuple(RUNSC_ARGS.split())
+_SUM = r"^sum [0-9a-f]{64}$"
 
 
 class GvisorLab:
@@ -93,10 +94,11 @@ class GvisorLab:
     def memory(self, container_id: str) -> str:
         """The checksum of what the container remembers."""
         output = self.outputs[container_id]
-        seen = len(re.findall(r"^sum .*$", output.text, re.MULTILINE))
+        seen = len(re.findall(_SUM, output.text, re.MULTILINE))
         self.runsc("kill", container_id, "USR1")
         return until(
-            lambda: re.findall(r"^sum .*$", output.text, re.MULTILINE)[seen:], what="prints its checksum"
+            lambda: re.findall(_SUM, output.text, re.MULTILINE)[seen:],
+            what="prints its checksum",
         )[0]
 
     def kill(self, container_id: str) -> None:
