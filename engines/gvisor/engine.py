@@ -7,8 +7,8 @@ the container itself, and ends it itself once the image is complete.
 Restored tasks run at once: there is no way to hold them. The phase `restored` is therefore told when the new
 sandbox is there and its memory is not: nothing has run, and a veto undoes everything.
 
-What a sandbox holds is seen by nobody outside. So what gVisor cannot save by nature (a deleted file of a mount,
-an open tun device) is refused while the container is paused, and it runs on as it was.
+What a sandbox holds is seen by nobody outside. So what gVisor cannot save by nature (a deleted file of a
+mount, an open tun device) is refused while the container is paused, and it runs on as it was.
 """
 
 from __future__ import annotations
