@@ -43,6 +43,9 @@ def main(kinds):
         answer = os.read(reader, 100)
         if answer != b".":
             raise Absent(f"no {' and '.join(kinds)} namespace within a container: {answer.decode()}")
+        for kind in kinds:
+            if not os.path.lexists(f"/proc/self/ns/{kind}"):
+                raise Absent(f"this kernel has no {kind} namespaces")
 
         def verify():
             for kind in kinds:
