@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engines.api import CheckpointRequest, RestoreRequest
-from tests.support.containers import lab, processes_with, until
+from tests.support.containers import lab, mounts_under, processes_with, until
 from tests.support.gvisor import GvisorLab
 
 pytestmark = pytest.mark.engine
@@ -24,10 +24,10 @@ def place(tmp_path: Path) -> Iterator[GvisorLab]:
 
 
 def surroundings(place: GvisorLab) -> dict[str, int]:
-    """What must not grow: processes of the lab, mounts and open files of ours, files of runsc's root."""
+    """What must not grow: the lab's processes and mounts, open files of ours, files of runsc's root."""
     return {
         "processes": len([pid for pid, line in processes_with(str(place.lab.path)) if "runsc-" in line]),
-        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "mounts": len(mounts_under(str(place.lab.path))),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "state": len(list(place.runsc.root.iterdir())),
         "rootfs": len(list((place.lab.path / "bundles").glob("*/rootfs/.gvisor*"))),
