@@ -24,7 +24,7 @@ def test_package_files_hold_a_docstring_only() -> None:
             assert text.startswith('"""') and text.endswith('"""') and text.count('"""') == 2, path
 
 
-def test_a_wheel_carries_our_packages_and_the_lock_only(tmp_path: Path) -> None:
+def test_a_wheel_carries_our_packages_and_their_files_only(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
     done = subprocess.run(build, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -34,5 +34,7 @@ def test_a_wheel_carries_our_packages_and_the_lock_only(tmp_path: Path) -> None:
     assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
     assert len(top) == len(PACKAGES) + 1
     assert "shim/toolchain/toolchain.lock" in names
+    assert "shim/conformance/report.css" in names
+    assert "engines/workloads/programs/counter.py" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert not [name for name in names if name.endswith((".pyc", ".orig", ".rej"))]

@@ -31,6 +31,11 @@ def get(connection, path):
     return answer.status, answer.read()
 
 
+def logged():
+    with open("/tmp/nginx-access.log") as log:
+        return len(log.read().splitlines())
+
+
 def up():
     try:
         socket.create_connection(("127.0.0.1", PORT), timeout=1).close()
@@ -67,8 +72,8 @@ def setup():
         fresh = http.client.HTTPConnection("127.0.0.1", PORT, timeout=10)
         same(get(fresh, "/small"), (200, b"small"), "a new connection")
         same(get(fresh, "/none")[0], 404, "a missing page")
-        with open("/tmp/nginx-access.log") as log:
-            same(len(log.read().splitlines()), 5, "lines of the access log")
+        # nginx writes a line after it has answered.
+        eventually(lambda: logged() == 5, "five lines of the access log")
 
     return verify
 
