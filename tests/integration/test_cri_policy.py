@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tests.support.containerd import Containerd
-from tests.support.counter import COUNTER, put_to_sleep, wakes
+from tests.support.counter import COUNTER, crowd, put_to_sleep, wakes
 from tests.support.cri import Container, Cri, Pod
 from tests.support.network import Lines
 from tests.support.torpor import Torpor
@@ -172,13 +172,6 @@ def test_a_failed_restore_says_why_and_starts_nothing(
         container.start()
     assert "could not" in str(failed.value.details())
     assert container.log() == []
-
-
-def crowd(pod: Pod, daemon: Containerd, size: int) -> None:
-    """Take so many pids of a shared pid namespace, one after the other: the shell forks nothing else."""
-    script = f"n=0; while [ $n -lt {size} ]; do sleep 3600 & n=$((n + 1)); done; echo ready 1; wait"
-    container = pod.run("crowd", ["/bin/sh", "-c", script], image=daemon.image("busybox"))
-    container.until_number(1, word="ready")
 
 
 def test_a_cold_start_follows_when_criu_itself_fails(cri: Cri, daemon: Containerd, torpor: Torpor) -> None:

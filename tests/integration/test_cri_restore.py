@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.containerd import Containerd
 from tests.support.containers import command, until
-from tests.support.counter import COUNTER, put_to_sleep, wakes
+from tests.support.counter import COUNTER, crowd, put_to_sleep, wakes
 from tests.support.cri import Container, Cri, Mount, Pod
 from tests.support.torpor import Torpor
 
@@ -158,6 +158,8 @@ def test_the_bare_annotation_means_the_recorded_container(
 
 def test_a_shared_pid_namespace(cri: Cri, daemon: Containerd, torpor: Torpor) -> None:
     old = cri.pod("old", shared_pid=True)
+    # So that its pids are higher than those that the other pod's pause container has taken by then.
+    crowd(old, daemon, 60)
     source = counter(old, daemon)
     last = put_to_sleep(source, torpor, "shared")
     annotations = {"torpor.dev/restore-from.main": "shared"}

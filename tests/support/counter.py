@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.cri import Container
+from tests.support.containerd import Containerd
+from tests.support.cri import Container, Pod
 from tests.support.torpor import Torpor
 
 # Counts aloud every 50 ms and notes the count in its root filesystem; answers SIGTERM with exit code 42.
@@ -32,3 +33,10 @@ def wakes(container: Container, last: int) -> list[int]:
     assert last <= numbers[0] <= last + 20, numbers[:3]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     return numbers
+
+
+def crowd(pod: Pod, daemon: Containerd, size: int) -> None:
+    """Take so many pids of a shared pid namespace, one after the other: the shell forks nothing else."""
+    script = f"n=0; while [ $n -lt {size} ]; do sleep 3600 & n=$((n + 1)); done; echo ready 1; wait"
+    container = pod.run("crowd", ["/bin/sh", "-c", script], image=daemon.image("busybox"))
+    container.until_number(1, word="ready")
