@@ -21,7 +21,6 @@ KEYRINGS = (
     Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
     Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
 )
-DEFAULT_MIRROR = "http://deb.example/debian"
 TIMEOUT_S = 1800
 
 
@@ -163,7 +162,10 @@ def missing_programs() -> list[str]:
 
 
 def system_mirror(etc: Path = Path("/etc/apt")) -> str:
-    """The archive that the system itself uses: the first enabled source of Debian's main archive."""
+    """The archive that the system itself uses: the first enabled source of Debian's main archive.
+
+    Raises ToolchainError if there is none.
+    """
     for source in sorted([etc / "sources.list", *(etc / "sources.list.d").glob("*")]):
         if not source.is_file():
             continue
@@ -173,7 +175,9 @@ def system_mirror(etc: Path = Path("/etc/apt")) -> str:
             # Debian's main archive ends in /debian; security updates and others end in something else.
             if uri.rstrip("/").endswith("/debian") and uri.startswith(("http://", "https://")):
                 return uri.rstrip("/")
-    return DEFAULT_MIRROR
+    raise ToolchainError(
+        f"could not find the Debian archive of this system: no source below {etc} names one; give --mirror"
+    )
 
 
 def _stanza_uris(text: str) -> list[str]:

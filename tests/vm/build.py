@@ -24,8 +24,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shim.toolchain.apt import system_mirror
+
 SUITE = "trixie"
-DEFAULT_MIRROR = "http://deb.example/debian"
 ROOT_BYTES = 1536 << 20  # of the sparse file; about 300 MiB of it are used
 PACKAGES = (
     "linux-image-cloud-amd64",
@@ -150,7 +151,7 @@ def _build(staging: Path, log_path: Path) -> None:
         run(
             *("mmdebstrap", "--mode=root", "--variant=extract", f"--include={','.join(PACKAGES)}"),
             *(f"--dpkgopt=path-exclude={pattern}" for pattern in NEEDLESS),
-            *(SUITE, root, _mirror()),
+            *(SUITE, root, system_mirror()),
         )
         kernel = next((root / "boot").glob("vmlinuz-*"))
         modules = root / "usr/lib/modules" / kernel.name.removeprefix("vmlinuz-")
@@ -164,23 +165,6 @@ def _build(staging: Path, log_path: Path) -> None:
         run("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d", root, disk, size)
     for path in done.iterdir():
         path.chmod(0o444)
-
-
-def _mirror() -> str:
-    """The Debian mirror that this system's own sources name."""
-    listing = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    for line in listing.stdout.splitlines():
-        origin, _, rest = line.partition(" ")
-        label, _, uri = rest.rpartition(" ")
-        if origin == label == "Debian":
-            return uri
-    return DEFAULT_MIRROR
 
 
 def _write_initrd(path: Path, root: Path, modules: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shim.toolchain import apt
+from shim.toolchain.lock import ToolchainError
 from shim.toolchain.units import BY_NAME, parse_version
 
 STANZAS = """\
@@ -31,14 +32,6 @@ Components: main
         ("sources.list.d/debian.sources", STANZAS, "http://near.example/debian"),
         ("sources.list", "# deb http://no.example/debian x main\ndeb http://a.example/debian x main\n", "a"),
         ("sources.list", "deb [arch=amd64 signed-by=/k.gpg] https://b.example/debian x main\n", "b"),
-        ("sources.list", "deb http://security.example/debian-security x main\n", apt.DEFAULT_MIRROR),
-        (
-            "sources.list",
-            "deb cdrom:[Debian]/debian x main\ndeb file:/srv/debian x main\n",
-            apt.DEFAULT_MIRROR,
-        ),
-        ("sources.list.d/debian.sources.dpkg-old", STANZAS, apt.DEFAULT_MIRROR),
-        ("preferences", "", apt.DEFAULT_MIRROR),
     ],
 )
 def test_the_systems_archive_is_found(tmp_path: Path, name: str, text: str, mirror: str) -> None:
@@ -50,6 +43,23 @@ def test_the_systems_archive_is_found(tmp_path: Path, name: str, text: str, mirr
         found == mirror
         or found.removeprefix("https://").removeprefix("http://") == f"{mirror}.example/debian"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sources.list", "deb http://security.example/debian-security x main\n"),
+        ("sources.list", "deb cdrom:[Debian]/debian x main\ndeb file:/srv/debian x main\n"),
+        ("sources.list.d/debian.sources.dpkg-old", STANZAS),
+        ("preferences", ""),
+    ],
+)
+def test_a_system_without_one_is_asked_for_it(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    with pytest.raises(ToolchainError, match="give --mirror"):
+        apt.system_mirror(tmp_path)
 
 
 @pytest.mark.parametrize(
