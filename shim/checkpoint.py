@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -187,11 +186,11 @@ def into_store(
             **more,
         )
 
-    with store.staging() as staged, tempfile.TemporaryDirectory(prefix="torpor-") as logs:
+    with store.staging() as staged, store.staging() as logs:
         wanted = Wanted(
             image_path=staged / layout.CHECKPOINT,
             extras_path=staged,
-            work_path=Path(logs),
+            work_path=logs,
             leave_running=not stop,
             keep_tcp=keep_tcp,
             rootfs="full-copy" if full_copy else "overlay",
@@ -210,8 +209,8 @@ def into_store(
         with contextlib.suppress(OSError):  # the image is whole without them
             write_file(image.path / layout.TIMINGS, timing.encode(timings))
             for name in (layout.DUMP_LOG, layout.STATS_DUMP):
-                if (Path(logs) / name).is_file():
-                    write_file(image.path / name, (Path(logs) / name).read_bytes())
+                if (logs / name).is_file():
+                    write_file(image.path / name, (logs / name).read_bytes())
     timing.record(config.store_path, timings)
     warnings = "; ".join(timings.dump.warnings) if timings.dump else ""
     tell(
