@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import signal
@@ -276,7 +278,8 @@ def _descriptors(pipe: tuple[int, int]) -> None:
     """Descriptors 3 to 9, as LISTEN_FDS and --preserve-fds pass them, and some high ones."""
     file = os.open("/etc/passwd", os.O_RDONLY)
     os.lseek(file, 10, os.SEEK_SET)
-    reading, writing = pipe
+    # Out of the way first: the pipe may lie on the very numbers that are filled here.
+    file, reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 300) for number in (file, *pipe))
     for number in (3, 5, 7, 9, 200):
         os.dup2(file, number)
     for number in (4, 6):
@@ -322,7 +325,8 @@ def test_the_process_is_handed_on_as_it_was(node: Node, prepare: Callable[[], ob
 def test_descriptors_are_handed_on(node: Node, pipe: tuple[int, int]) -> None:
     node.enter("fresh", "/run/runc", "c1")
     direct, through = node.record(START, [b"LISTEN_FDS=7"], lambda: _descriptors(pipe))
-    assert through.facts.count(b"pipe:") >= 5
+    for number in (4, 6, 8, 10):  # the caller's own 0 to 2 may be pipes too, or none
+        assert re.search(rb"^fd %d .*pipe:" % number, through.facts, re.MULTILINE)
     assert through == direct
 
 
