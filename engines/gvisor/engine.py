@@ -39,7 +39,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.gvisor import calls, image, judge, preflight, probe
+from engines.gvisor import calls, image, judge, preflight, probe, terminal
 from engines.gvisor.journal import WORK, Journal, start_time
 from engines.gvisor.runsc import Container, Runsc, read_spec
 from engines.gvisor.undo import undo_pending
@@ -209,6 +209,8 @@ class GvisorEngine:
                 journal.sandbox, journal.sandbox_start = found.pid, start_time(found.pid)
                 journal.write()
             _tell(request, "restored", found.pid)
+            if spec["process"].get("terminal"):
+                self._set_terminal(guarded, words, found.pid, record.terminal)
             since = time.monotonic()
             self._run_restore(
                 guarded,
@@ -231,6 +233,17 @@ class GvisorEngine:
             kind = EngineTimeout if ended.timed_out else RestoreFailed
             message = calls.explain(words, ended, outcome, log_path)
             raise kind(message, after=outcome.state, log_path=log_path if log_path.exists() else None)
+
+    def _set_terminal(self, guarded: calls.Guarded, words: str, pid: int, settings: str) -> None:
+        try:
+            if settings:
+                terminal.write(pid, settings)
+        except (OSError, ValueError) as error:
+            outcome = guarded.undo()
+            raise RestoreFailed(
+                f"{words}: its terminal takes no settings: {error}; give it another terminal",
+                after=outcome.state,
+            ) from error
 
     def _settle(self, guarded: calls.Guarded, words: str, container_id: str) -> None:
         """See that something runs: runsc says yes to images of which nothing ever will."""

@@ -33,7 +33,7 @@ class Record:
     runsc: its release; setup: the options an image depends on (see `runsc.setup`). spec: the parts of the
     dumped container's specification that say what its processes may do, without arguments and environment.
     mounts: destination as resolved inside the root file system to the specification's entry.
-    tasks: its processes. memory_bytes: resident in the sandbox at the dump.
+    tasks: its processes. memory_bytes: resident in the sandbox at the dump. terminal: see `terminal.read`.
     """
 
     schema: int = SCHEMA
@@ -43,6 +43,7 @@ class Record:
     mounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     tasks: tuple[Task, ...] = ()
     memory_bytes: int = 0
+    terminal: str = ""
 
     def write(self, image_path: Path) -> None:
         """Put the record into an image."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.api import DumpFailed, InvalidRequest, NotSupported
+from engines.gvisor import terminal
 from engines.gvisor.image import Record
 from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
 
@@ -104,6 +105,7 @@ class Source:
             },
             tasks=self._tasks,
             memory_bytes=memory_bytes(self._container.pid),
+            terminal=terminal.read(self._container.pid) if process.get("terminal") else "",
         )
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import struct
+import subprocess
+import termios
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +17,7 @@ import pytest
 from compat.profile import Profile
 from compat.verdict import judge as judge_image
 from engines.api import EngineSettings, ImageCorrupt, ImageNotFound, InvalidRequest, NotSupported
-from engines.gvisor import image, judge, runsc
+from engines.gvisor import image, judge, runsc, terminal
 from engines.gvisor.calls import _complaint
 from engines.gvisor.inspect import needs_of
 from engines.gvisor.preflight import Source, inside
@@ -223,3 +228,44 @@ def test_the_nodes_kernel_does_not_matter_to_an_image_with_its_own() -> None:
     assert [(finding.rule, finding.severity) for finding in found] == [("cpu.features", "refuse")]
     assert "avx2, sha_ni" in found[0].message
     assert judge_image(needs, spec, dump_host=old, node=host(("avx2", "sha_ni"), "v2")) == ()
+
+
+def test_settings_of_a_terminal_are_carried_to_another():
+    def flags_of(descriptor: int) -> int:
+        return termios.tcgetattr(descriptor)[3]
+
+    with a_process_with_terminals(1) as (old, (old_fd,)), a_process_with_terminals(1) as (new, (new_fd,)):
+        changed = termios.tcgetattr(old_fd)
+        changed[3] &= ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(old_fd, termios.TCSANOW, changed)
+        assert flags_of(old_fd) != flags_of(new_fd)
+        terminal.write(new, terminal.read(old))
+        assert termios.tcgetattr(old_fd) == termios.tcgetattr(new_fd)
+        with pytest.raises(ValueError, match="bytes"):
+            terminal.write(new, "00")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_terminals_that_belong_to_nobody_in_particular_are_left_alone(number: int):
+    with a_process_with_terminals(number) as (pid, _):
+        assert terminal.count(pid) == number
+        assert terminal.read(pid) == ""
+
+
+@contextlib.contextmanager
+def a_process_with_terminals(number: int) -> Generator[tuple[int, list[int]]]:
+    pairs = [os.openpty() for _ in range(number)]
+    process = subprocess.Popen(
+        ["/bin/cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[slave for _, slave in pairs],
+    )
+    try:
+        yield process.pid, [slave for _, slave in pairs]
+    finally:
+        process.communicate()
+        for pair in pairs:
+            for descriptor in pair:
+                os.close(descriptor)
