@@ -45,6 +45,15 @@ _ADVICE = (
 )
 
 
+# What runsc says before the cause, and causes that only its developers understand.
+_PLAIN = (
+    (r'^checkpoint failed: checkpointing container "[^"]*": (encoding error: )?', ""),
+    (
+        r'^gofer\.dentry\("(.*)"\)\.beforeSave: deleted and invalidated dentries.*',
+        r"it has the deleted file '\1' of a mount open, which gVisor cannot save",
+    ),
+)
+
 _NATURE = re.compile(
     r"using hostinet|cannot be saved in connected state|deleted and invalidated dentries"
     r"|does not support save/restore"
@@ -179,17 +188,19 @@ def _complaint(log_path: Path) -> str:
         if record.get("level") in ("error", "fatal"):
             found = str(record.get("msg", ""))
         at = text.find("{", end)
-    return found.strip().partition("\n")[0].rstrip(": ")[:_CAUSE_CHARS]
+    return found.strip().partition("\n")[0].rstrip(":. ")[:_CAUSE_CHARS]
 
 
 def explain(words: str, ended: Ended, outcome: Outcome, log_path: Path) -> str:
     """The message of a failed call: what was tried, why it failed, what to do."""
     cause = ended.cause or f"runsc ended with status {ended.returncode}"
     todo = next((advice for pattern, advice in _ADVICE if re.search(pattern, cause)), "see the log")
+    for pattern, words_instead in _PLAIN:
+        cause = re.sub(pattern, words_instead, cause)
     if ended.timed_out:
         cause = "the deadline passed" + (f" (last: {ended.cause})" if ended.cause else "")
         todo = "give it more time"
     if outcome.problems:
         cause += f"; could not undo: {'; '.join(outcome.problems)}"
-    where = f" (log: {log_path})" if log_path.exists() else ""
+    where = f" (log: {log_path})" if log_path.exists() and not ended.by_nature else ""
     return f"{words}: {cause}{where}; {todo}"
