@@ -16,7 +16,7 @@ from rich.table import Table
 from engines.conformance import COURSES, Outcome, Plan, contract_tests, run, verdict
 from engines.harness import load_profile
 from engines.workloads.catalogue import WORKLOADS, Workload, find
-from shim.conformance import report
+from shim.conformance import reaper, report
 from shim.conformance.dialect import of_engine
 from shim.conformance.place import RuntimePlace
 from shim.errors import UsageError
@@ -83,6 +83,7 @@ def command(
         contract=not names if contract is None else contract,
         skip=load_profile(profile) if profile else {},
     )
+    reaper.go_on_below()
     started = time.monotonic()
     outcomes: list[Outcome] = []
     with Progress(
@@ -100,7 +101,9 @@ def command(
             if outcome.result == "fail" and not as_json:
                 progress.console.print(f"[bold red]fail[/] {outcome.subject} {outcome.course}: ", end="")
                 progress.console.print(outcome.reason, markup=False, highlight=False)
-    content = report.document(engine, VERSION, outcomes, time.monotonic() - started)
+    content = report.document(
+        engine, {"torpor": VERSION, **dialect.versions(tools)}, outcomes, time.monotonic() - started
+    )
     if as_json:
         click.echo(json.dumps(content, indent=1))
     else:
@@ -153,7 +156,10 @@ def _print(outcomes: list[Outcome]) -> None:
             )
     words = [f"{sum(verdict(rows) == word for rows in subjects.values())} {word}" for word in _COLOURS]
     if subjects:
-        console.print(f"workloads: {', '.join(words)}")
+        part = report.share(outcomes)
+        console.print(
+            f"workloads: {', '.join(words)}; {part.percent:g} % of the {part.of} that apply here pass"
+        )
     if contract:
         good = sum(outcome.result == "pass" for outcome in contract)
         console.print(f"contract: {good} of {len(contract_tests())} tests pass")

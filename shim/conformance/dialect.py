@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,30 @@ class Dialect:
     args: tuple[str, ...] = ()
     lacks: Mapping[str, str]
 
+    def versions(self, tools: Tools) -> dict[str, str]:
+        """Names and versions of the runtime and, beside runc, of CRIU, as they tell them."""
+        programs = {self.name: self.program}
+        if self.name == "runc" and tools.criu:
+            programs["criu"] = tools.criu
+        return {name: _version(program) for name, program in programs.items()}
+
+
+def _version(program: Path) -> str:
+    """The first word of `--version` that has a digit, "unknown" if there is none."""
+    done = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, errors="replace", check=False
+    )
+    return next((word for word in done.stdout.split() if any(map(str.isdigit, word))), "unknown")
+
 
 _RUNSC_LACKS = {
     "outside-socket": "a sandbox is given no unix socket of the node",
-    "outside-file": "a sandbox is given no file but by mounts",
+    "outside-file": "a sandbox has files of the node as standard streams only, and a restore gives others",
     "host-ipc": "a sandbox has an IPC namespace of its own",
-    "seccomp-filter": "runsc does not apply the spec's seccomp filter",
-    "user-namespace": "users are the sandbox's own",
 }
+
+# What runsc leaves out by default, so that workloads find it.
+_RUNSC_EXTRAS = ("--oci-seccomp", "--net-raw")
 
 
 def of_engine(name: str, tools: Tools) -> Dialect:
@@ -44,5 +61,6 @@ def of_engine(name: str, tools: Tools) -> Dialect:
             f"could not try engine '{name}': there is no {word} on this node; run `torpor toolchain install`"
         )
     if runsc:
-        return Dialect(name="runsc", program=program, args=tuple(RUNSC_ARGS.split()), lacks=_RUNSC_LACKS)
+        args = (*RUNSC_ARGS.split(), *_RUNSC_EXTRAS)
+        return Dialect(name="runsc", program=program, args=args, lacks=_RUNSC_LACKS)
     return Dialect(name="runc", program=program, lacks={})

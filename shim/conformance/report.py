@@ -7,7 +7,7 @@ import html
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,46 @@ _WORDS: Mapping[Result, str] = {
 }
 
 _TILES: tuple[Result, ...] = ("pass", "refused", "fail", "absent")
+_APPLY: tuple[Result, ...] = ("pass", "refused", "fail")
 _STYLE = Path(__file__).with_name("report.css")
 
 
-def document(engine: str, version: str, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """The whole run, for machines."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many of the workloads that this node can supply pass."""
+
+    passed: int
+    of: int
+
+    @property
+    def percent(self) -> float:
+        """In percent, 0 where there is none."""
+        return round(100 * self.passed / self.of, 1) if self.of else 0.0
+
+
+def share(outcomes: Sequence[Outcome]) -> Share:
+    """The share of workloads that pass. What is absent or was skipped does not count."""
+    subjects = by_subject(outcomes)
+    subjects.pop("contract", None)
+    verdicts = [verdict(rows) for rows in subjects.values()]
+    return Share(verdicts.count("pass"), sum(result in _APPLY for result in verdicts))
+
+
+def document(
+    engine: str, versions: Mapping[str, str], outcomes: Sequence[Outcome], seconds: float
+) -> dict[str, Any]:
+    """The whole run, for machines. versions: of torpor and of the programs that the engine drives."""
+    part = share(outcomes)
     return {
         "schema": SCHEMA,
         "engine": engine,
-        "torpor": version,
+        "versions": dict(versions),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "contract": _count([outcome for outcome in outcomes if outcome.subject == "contract"]),
+        "share": {"passed": part.passed, "of": part.of, "percent": part.percent},
         "workloads": {
             subject: {"result": verdict(rows), "reason": reason(rows)}
             for subject, rows in by_subject(outcomes).items()
@@ -93,9 +119,9 @@ def _page(content: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
         '<meta name=viewport content="width=device-width,initial-scale=1">',
         f"<title>Conformance of {_safe(content['engine'])}</title><style>{_STYLE.read_text()}</style><main>",
         f"<h1>What survives a checkpoint with {_safe(content['engine'])}</h1>",
-        f"<p class=sub>torpor {_safe(content['torpor'])} · Linux {_safe(content['kernel'])} · "
+        f"<p class=sub>{_versions(content['versions'])} · Linux {_safe(content['kernel'])} · "
         f"{_safe(content['machine'])} · {_safe(content['made'])} · {content['seconds']:.0f} s</p>",
-        _tiles(verdicts, contract),
+        _tiles(verdicts, contract, content["share"]),
         _legend(),
     ]
     if subjects:
@@ -108,19 +134,23 @@ def _page(content: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     return "".join([*parts, "</main></html>\n"])
 
 
-def _tiles(verdicts: Sequence[Result], contract: Sequence[Outcome]) -> str:
+def _versions(versions: Mapping[str, str]) -> str:
+    return " · ".join(_safe(f"{name} {version}") for name, version in versions.items())
+
+
+def _tiles(verdicts: Sequence[Result], contract: Sequence[Outcome], part: Mapping[str, Any]) -> str:
     tiles = "".join(
         f"<div class='tile {result}'><b>{verdicts.count(result)}</b><span>workloads {result}</span></div>"
         for result in _TILES
     )
+    tiles += f"<div class=tile><b>{part['percent']:g} %</b><span>pass of {part['of']} that apply</span></div>"
     if contract:
         good, all_tests = sum(row.result == "pass" for row in contract), len(contract)
         tiles += f"<div class=tile><b>{good}/{all_tests}</b><span>contract tests pass</span></div>"
-    judged = [result for result in verdicts if result in _TILES[:3]]
     bar = "".join(
-        f"<i class={result} style='width:{100 * judged.count(result) / len(judged):.2f}%'></i>"
-        for result in _TILES[:3]
-        if judged
+        f"<i class={result} style='width:{100 * verdicts.count(result) / part['of']:.2f}%'></i>"
+        for result in _APPLY
+        if part["of"]
     )
     return f"<div class=tiles>{tiles}</div><div class=bar>{bar}</div>"
 

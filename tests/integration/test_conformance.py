@@ -118,8 +118,9 @@ def test_a_failure_is_the_verdict_and_is_escaped(tmp_path: Path):
         Outcome(subject="counter", course="twice", result="fail", reason="<b>lost</b>"),
         Outcome(subject="redis", course="round-trip", result="absent", reason="no redis"),
     ]
-    content = report.document("criu", "1", outcomes, 1.0)
+    content = report.document("criu", {"torpor": "1"}, outcomes, 1.0)
     assert content["workloads"]["counter"] == {"result": "fail", "reason": "twice: <b>lost</b>"}
+    assert content["share"] == {"passed": 0, "of": 1, "percent": 0.0}
     _, page = report.write(tmp_path, content, outcomes)
     assert "&lt;b&gt;lost" in page.read_text()
 
