@@ -1,0 +1,215 @@
+"""Silence for a namespace: nobody answers for its address while nobody runs with it.
+
+A hold is one nftables table that drops whatever comes in or goes out, loopback as well: the kernel of a
+dumped process would go on acknowledging data that the restored one never sees. CRIU's own packets pass (by
+their mark), and so does the look for a neighbour: the address stays visible to those who ask whether somebody
+has it. ARP is no business of an inet table.
+
+`criu dump` leaves such a table of its own in the source's namespace, named after its run, and `criu restore`
+deletes the table of that name at the one right moment: the sockets are rebuilt, and about to leave repair
+mode. So a table of that name, made on the target beforehand, lets it be plugged in and announced early.
+
+What is held is written to a record on disk before the table is made, so that `netmig.recover` finds it after
+whoever held it was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from netmig import nft
+from netmig.errors import NetworkError
+
+if TYPE_CHECKING:
+    from netmig.ns import Netns
+
+PREFIX = "torpor-hold-"
+CRIU_PREFIX = "CRIU-"
+SCHEMA = 1
+
+_CRIU_MARK = 0xC114  # SOCCR_MARK
+_MAX_NAME = 128  # the kernel takes twice as much
+_BEFORE_ALL = -500  # before conntrack and everybody's own rules
+
+Purpose = Literal["call", "migration"]
+"""Who may release a hold: `recover`, once the process that made it is gone; or only its migration."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that placed a hold. start: field 22 of /proc/PID/stat: a pid may be used again."""
+
+    pid: int
+    start: int
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The record of one hold.
+
+    device, inode: of the namespace, since another may lie at its path later. boot: the kernel's boot id; no
+    hold outlives it. owner: of whom it tells (a container's id, a migration's name), for people.
+    """
+
+    schema: int
+    table: str
+    netns_path: str
+    device: int
+    inode: int
+    boot: str
+    holder: Holder
+    purpose: Purpose
+    owner: str
+    since: float
+
+
+def table_name(owner: str) -> str:
+    """The name of our own table for an owner: two owners in one namespace do not meet."""
+    return (PREFIX + "".join(c if c.isalnum() else "-" for c in owner))[:_MAX_NAME]
+
+
+def lock(
+    netns: Netns,
+    table: str,
+    *,
+    records: Path | None = None,
+    purpose: Purpose = "call",
+    owner: str = "",
+) -> None:
+    """Let nothing into the namespace or out of it. Again does no harm.
+
+    table: `table_name(...)`, or the name of CRIU's table that is to be there before CRIU looks for it.
+    records: directory for the record that makes the hold recoverable; made if absent. Raises NetworkError.
+    """
+    _check_name(table)
+    record = _write_record(netns, table, records, purpose, owner) if records is not None else None
+    try:
+        nft.run(netns, _rules(table))
+    except NetworkError:
+        if record is not None:
+            record.unlink(missing_ok=True)
+        raise
+
+
+def unlock(netns: Netns, table: str, *, records: Path | None = None) -> bool:
+    """Let traffic pass again. Returns whether the table was there; its record goes in any case."""
+    _check_name(table)
+    was_there = table in tables(netns)
+    if was_there:
+        # Added again first: it may go by itself (a restore deletes it) between the look and this.
+        nft.run(netns, f"add table inet {table}\ndelete table inet {table}\n")
+    if records is not None:
+        _record_path(records, netns, table).unlink(missing_ok=True)
+    return was_there
+
+
+def tables(netns: Netns) -> tuple[str, ...]:
+    """Names of the tables that hold the namespace: ours, and those that CRIU left."""
+    found = (entry.get("table") for entry in nft.run(netns, "list tables"))
+    return tuple(
+        str(table["name"])
+        for table in found
+        if table and table["family"] == "inet" and str(table["name"]).startswith((PREFIX, CRIU_PREFIX))
+    )
+
+
+def records_in(records: Path) -> Iterator[tuple[Path, Held | str]]:
+    """The records in a directory, each with its file; a sentence for one that cannot be read."""
+    for path in sorted(records.glob("*.json")):
+        try:
+            held = msgspec.json.decode(path.read_bytes(), type=Held)
+        except FileNotFoundError:
+            continue  # released meanwhile
+        except (OSError, msgspec.MsgspecError) as error:
+            yield path, f"could not read the hold record {path}: {error}"
+        else:
+            yield path, held
+
+
+def is_alive(holder: Holder) -> bool:
+    """Does the process that placed a hold still run?"""
+    return _start_of(holder.pid) == holder.start
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _rules(table: str) -> str:
+    body = f"""policy drop
+  meta mark {_CRIU_MARK:#x} accept
+  icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept"""
+    # Deleted and made in one transaction: a second hold of one name does not double its rules, and there is
+    # no moment without one.
+    return f"""add table inet {table}
+delete table inet {table}
+table inet {table} {{
+ chain in {{
+  type filter hook prerouting priority {_BEFORE_ALL}; {body}
+ }}
+ chain out {{
+  type filter hook output priority {_BEFORE_ALL}; {body}
+ }}
+}}
+"""
+
+
+def _check_name(table: str) -> None:
+    plain = all(c.isascii() and (c.isalnum() or c in "-_") for c in table)
+    if not (plain and table.startswith((PREFIX, CRIU_PREFIX)) and len(table) <= _MAX_NAME):
+        raise NetworkError(
+            f"could not hold a namespace with table '{table}': it must begin with {PREFIX} or {CRIU_PREFIX}; "
+            f"use at most {_MAX_NAME} letters, digits and dashes"
+        )
+
+
+def _record_path(records: Path, netns: Netns, table: str) -> Path:
+    status = os.fstat(netns.fileno())
+    return records / f"{table}.{status.st_dev}-{status.st_ino}.json"
+
+
+def _write_record(netns: Netns, table: str, records: Path, purpose: Purpose, owner: str) -> Path:
+    status = os.fstat(netns.fileno())
+    held = Held(
+        schema=SCHEMA,
+        table=table,
+        netns_path=str(netns.path),
+        device=status.st_dev,
+        inode=status.st_ino,
+        boot=boot_id(),
+        holder=Holder(pid=os.getpid(), start=_start_of(os.getpid()) or 0),
+        purpose=purpose,
+        owner=owner,
+        since=time.time(),
+    )
+    records.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = _record_path(records, netns, table)
+    new = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(held))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    directory = os.open(records, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return path
+
+
+def _start_of(pid: int) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19]) if fields[0] not in "ZX" else None
+    return None
