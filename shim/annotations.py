@@ -23,12 +23,12 @@ CRIU_OPERATOR = "restore.criu.org/checkpoint-path."
 
 Use = Literal["clone", "move"]
 OnFailure = Literal["fail", "cold-start"]
-Network = Literal["keep", "new"]
+Network = Literal["keep", "keep-closed", "new"]
 
 _VALUES: Mapping[str, tuple[str, ...]] = {
     "use": ("clone", "move"),
     "on-restore-failure": ("fail", "cold-start"),
-    "network": ("keep", "new"),
+    "network": ("keep", "keep-closed", "new"),
     "checkpointable": ("true", "false"),
 }
 _KEYS = ("restore-from", "engine", *_VALUES)

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from compat import verdict
 from engines import registry
@@ -25,8 +24,8 @@ from engines.api import (
     Restored,
     RestoreRequest,
 )
-from shim import admission, bundle, log, state, timing
-from shim.annotations import Network, Use, Wish
+from shim import admission, bundle, log, network, state, timing
+from shim.annotations import Use, Wish
 from shim.config import Config
 from shim.errors import AdmissionRefused, NotUndone, ShimError
 from shim.images import layout
@@ -35,6 +34,7 @@ from shim.images.manifest import Manifest
 from shim.images.rootfs import RootfsView, find_rootfs
 from shim.images.store import Image, Store
 from shim.images.undo import save_upper, undo_apply
+from shim.network import Tcp
 from shim.state import ContainerState
 from shim.timing import Stopwatch, Timings
 
@@ -67,12 +67,13 @@ def admit(
     *,
     bundle_path: Path,
     what: str,
+    tcp: Tcp = "close",
 ) -> tuple[Finding, ...]:
     """Judge whether what is in an image may run in a container of this spec, on this node.
 
     bundle_path: the new container's, whose root file system tells where its mounts really go. what: the image
-    in words. Returns the findings that were no reason to refuse. Raises AdmissionRefused, WiderPrivileges,
-    ImageIncompatible with every refusal named.
+    in words. tcp: what is to become of connections. Returns the findings that were no reason to refuse.
+    Raises AdmissionRefused, WiderPrivileges, ImageIncompatible with every refusal named.
     """
     rootfs_path = bundle.rootfs_path(bundle_path, spec)
     findings = admission.check(
@@ -89,21 +90,9 @@ def admit(
         rootfs_path=rootfs_path,
         cache_path=config.state_path / "profile.json",
     )
+    findings += network.judge(needs, spec, tcp=tcp)
     admission.refuse(findings, what=what)
     return findings
-
-
-def tcp_mode(network: Network | None, *, leave_running: bool, what: str) -> Literal["keep", "close"]:
-    """What becomes of connections. Raises AdmissionRefused where keeping them would wedge them silently."""
-    if network != "keep":
-        return "close"
-    if leave_running:
-        raise AdmissionRefused(
-            f"could not restore image '{what}' with network: keep: its container was left running, so its "
-            "peers have moved on and the connections would hang for ever; checkpoint with --stop, or use "
-            "network: new"
-        )
-    return "keep"
 
 
 def at_create(
@@ -181,7 +170,7 @@ def _judge(
     wish: Wish,
     engine: CheckpointEngine,
     use: Use,
-) -> tuple[tuple[Finding, ...], Literal["keep", "close"]]:
+) -> tuple[tuple[Finding, ...], Tcp]:
     """Everything that can stand against a restore and can be known before; what becomes of connections."""
     what = str(image.reference)
     if wish.engine not in {None, engine.name}:
@@ -195,8 +184,10 @@ def _judge(
             f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
             "checkpoint again, or set torpor.dev/use: clone"
         )
-    findings = admit(config, spec, image.needs, image.manifest, bundle_path=target.bundle_path, what=what)
-    tcp = tcp_mode(wish.network, leave_running=image.manifest.leave_running, what=what)
+    tcp = network.tcp_mode(wish.network, leave_running=image.manifest.leave_running, what=what)
+    findings = admit(
+        config, spec, image.needs, image.manifest, bundle_path=target.bundle_path, what=what, tcp=tcp
+    )
     if tcp == "keep" and "tcp-established" not in engine.capabilities:
         raise AdmissionRefused(
             f"could not restore image '{what}' with network: keep: engine {engine.name} cannot keep "
@@ -285,7 +276,7 @@ def _restore(
     spec: bundle.Spec,
     image_path: Path,
     *,
-    tcp: Literal["keep", "close"],
+    tcp: Tcp,
     held: bool,
 ) -> Restored:
     """The engine's part, with the host name of a namespace that is not the container's own kept."""
@@ -331,7 +322,7 @@ def from_directory(
     manifest: Manifest | None,
     engine: CheckpointEngine,
     *,
-    tcp: Literal["keep", "close"],
+    tcp: Tcp,
 ) -> Restored:
     """Restore a caller's own image directory; the tasks run at once, as the `restore` verb promises.
 
@@ -340,7 +331,8 @@ def from_directory(
     watch = Stopwatch()
     started = log.now()
     with watch.phase("admission"):
-        admit(config, spec, needs, manifest, bundle_path=target.bundle_path, what=str(image_path))
+        what = str(image_path)
+        admit(config, spec, needs, manifest, bundle_path=target.bundle_path, what=what, tcp=tcp)
     state.save(
         target.directory,
         ContainerState(

@@ -62,6 +62,7 @@ def serve(context: Context) -> int | None:
     manifest = _manifest(image_path)
     name = layout.writer_of(image_path, manifest.engine.name if manifest else None)
     engine = registry.create(name, context.engine_settings)
+    tcp = "keep" if "tcp-established" in options else "close"
     try:
         needs = engine.inspect(image_path)
         if "detach" not in options:
@@ -72,6 +73,7 @@ def serve(context: Context) -> int | None:
                 manifest,
                 bundle_path=context.bundle_path,
                 what=str(image_path),
+                tcp=tcp,
             )
             return None
         with state.locked(context.directory, wait_s=1.0, create=True):
@@ -92,7 +94,7 @@ def serve(context: Context) -> int | None:
                 needs,
                 manifest,
                 engine,
-                tcp="keep" if "tcp-established" in options else "close",
+                tcp=tcp,
             )
     except Exception as error:
         _audit(context, image_path, f"failed: {error}")

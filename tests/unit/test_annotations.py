@@ -169,7 +169,7 @@ def test_sandbox_ignores_everything(kind: str):
         ),
         ("Use", "clone", "did you mean 'torpor.dev/use'"),
         ("restore-from.", "warm", "'torpor.dev/restore-from.' is unknown"),
-        ("network", "keep-closed", "'keep-closed', but must be one of keep, new"),
+        ("network", "keep-close", "must be one of keep, keep-closed, new; did you mean 'keep-closed'"),
         ("use", "clon", "must be one of clone, move; did you mean 'clone'"),
         ("use.sidecar", "x", "'torpor.dev/use.sidecar' is 'x'"),
         ("checkpointable", "True", "must be one of true, false; did you mean 'true'"),

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from shim import restore
-from shim.errors import AdmissionRefused, NotUndone
+from shim.errors import NotUndone
 from shim.images.rootfs import RootfsView
 
 
@@ -31,11 +31,3 @@ def test_a_plain_directory_that_was_changed_is_not_passed_off_as_new(tmp_path: P
     ):
         assert (root / "changed").exists()
         raise RuntimeError("no memory")
-
-
-def test_connections_of_a_container_that_ran_on_are_never_kept() -> None:
-    assert restore.tcp_mode("keep", leave_running=False, what="web") == "keep"
-    assert restore.tcp_mode("new", leave_running=True, what="web") == "close"
-    assert restore.tcp_mode(None, leave_running=False, what="web") == "close"
-    with pytest.raises(AdmissionRefused, match="would hang for ever"):
-        restore.tcp_mode("keep", leave_running=True, what="web")

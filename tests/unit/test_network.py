@@ -1,0 +1,128 @@
+"""Which of an image's sockets a restore in each mode accepts, and what it says of the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.api import Needs, SocketNeed
+from shim import network
+from shim.errors import AdmissionRefused, ShimError
+from tests.support.admission import NEEDS
+from tests.support.containers import command, make_spec
+
+OLD = "10.77.1.2"
+LISTEN_ALL = SocketNeed(family="inet", protocol="tcp", state="listen", address="0.0.0.0", port=80)
+LISTEN_ALL6 = SocketNeed(family="inet6", protocol="tcp", state="listen", address="::", port=80)
+LISTEN_LOOPBACK = SocketNeed(family="inet", protocol="tcp", state="listen", address="127.0.0.1", port=81)
+LISTEN_OLD = SocketNeed(family="inet", protocol="tcp", state="listen", address=OLD, port=82)
+LISTEN_MAPPED = SocketNeed(
+    family="inet6", protocol="tcp", state="listen", address="::ffff:127.0.0.1", port=83
+)
+UDP_OLD = SocketNeed(family="inet", protocol="udp", state="closed", address=OLD, port=53)
+UDP_GROUP = SocketNeed(family="inet", protocol="udp", state="closed", address="224.0.0.251", port=5353)
+TALKING = SocketNeed(
+    family="inet",
+    protocol="tcp",
+    state="established",
+    address=OLD,
+    port=80,
+    remote="10.77.1.9",
+    remote_port=40000,
+)
+
+
+def needs(*sockets: SocketNeed) -> Needs:
+    return replace(NEEDS, sockets=sockets)
+
+
+def spec(*, netns: Path | None = None, kind: str = "own") -> dict[str, Any]:
+    document = make_spec(["app"], netns_path=netns)
+    if kind == "host":
+        document["linux"]["namespaces"] = [
+            entry for entry in document["linux"]["namespaces"] if entry["type"] != "network"
+        ]
+    return document
+
+
+def test_connections_of_a_container_that_ran_on_are_never_kept() -> None:
+    assert network.tcp_mode("keep", leave_running=False, what="web") == "keep"
+    assert network.tcp_mode("new", leave_running=True, what="web") == "close"
+    assert network.tcp_mode("keep-closed", leave_running=True, what="web") == "close"
+    assert network.tcp_mode(None, leave_running=False, what="web") == "close"
+    with pytest.raises(AdmissionRefused, match="would hang for ever"):
+        network.tcp_mode("keep", leave_running=True, what="web")
+
+
+@pytest.mark.parametrize("kind", ["own", "host"])
+def test_what_does_not_mind_another_address_is_accepted(kind: str) -> None:
+    sockets = (LISTEN_ALL, LISTEN_ALL6, LISTEN_LOOPBACK, LISTEN_MAPPED, TALKING)
+    assert network.judge(needs(*sockets), spec(kind=kind), tcp="close") == ()
+
+
+def test_a_socket_on_the_old_address_is_refused_by_name() -> None:
+    (finding,) = network.judge(needs(LISTEN_ALL, LISTEN_OLD, UDP_OLD), spec(), tcp="close")
+    assert (finding.rule, finding.severity) == ("network.address", "refuse")
+    assert finding.message == (
+        "sockets are bound to 10.77.1.2, which the new network namespace does not have: "
+        "tcp port 82 (listen), udp port 53 (closed)"
+    )
+    assert "keep-closed" in finding.remedy
+
+
+def test_a_connection_that_is_to_be_kept_wants_its_address() -> None:
+    (finding,) = network.judge(needs(TALKING, *[TALKING] * 99), spec(), tcp="keep")
+    assert finding.message.endswith("does not have: tcp port 80 (established)")
+
+
+def test_many_sockets_are_counted() -> None:
+    sockets = [replace(LISTEN_OLD, port=number) for number in range(1000, 1006)]
+    (finding,) = network.judge(needs(*sockets), spec(), tcp="close")
+    assert finding.message.endswith("tcp port 1003 (listen) and 2 more")
+
+
+def test_hooks_may_yet_give_a_namespace_of_its_own_an_address() -> None:
+    hooked = {**spec(), "hooks": {"prestart": [{"path": "/bin/true"}]}}
+    assert network.judge(needs(LISTEN_OLD), hooked, tcp="close") == ()
+
+
+def test_a_namespace_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ShimError, match="could not open network namespace"):
+        network.judge(needs(LISTEN_OLD), spec(netns=tmp_path / "none"), tcp="close")
+
+
+@pytest.fixture
+def namespace() -> Iterator[Path]:
+    """A namespace that has the old address."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    name = f"tpmode{os.getpid():x}"
+    command("ip", "netns", "add", name)
+    command(*f"ip -n {name} link set lo up".split())
+    command(*f"ip -n {name} link add eth0 type veth peer name eth1".split())
+    command(*f"ip -n {name} address add {OLD}/24 dev eth0".split())
+    command(*f"ip -n {name} link set eth0 up".split())
+    yield Path("/run/netns", name)
+    command("ip", "netns", "delete", name)
+
+
+@pytest.mark.engine
+def test_a_namespace_with_the_old_address_is_as_good_as_the_old_one(namespace: Path) -> None:
+    sockets = (LISTEN_OLD, UDP_OLD, UDP_GROUP, TALKING)
+    assert network.judge(needs(*sockets), spec(netns=namespace), tcp="keep") == ()
+    other = replace(LISTEN_OLD, address="10.77.1.3")
+    (finding,) = network.judge(needs(LISTEN_OLD, other), spec(netns=namespace), tcp="keep")
+    assert "10.77.1.3" in finding.message
+
+
+@pytest.mark.engine
+def test_the_caller_stays_in_its_own_namespace(namespace: Path) -> None:
+    before = os.readlink("/proc/thread-self/ns/net")
+    assert network.absent([OLD], namespace) == ()
+    assert network.absent([OLD], None) == (OLD,)
+    assert os.readlink("/proc/thread-self/ns/net") == before
