@@ -13,14 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from engines.api import EngineUnavailable
 from engines.conformance import COURSES, Outcome, Plan, contract_tests, run, verdict
 from engines.harness import load_profile
 from engines.workloads.catalogue import WORKLOADS, Workload, find
 from shim.conformance import reaper, report
-from shim.conformance.dialect import of_engine
+from shim.conformance.dialect import Dialect, of_engine
 from shim.conformance.place import RuntimePlace
 from shim.errors import UsageError
-from shim.toolchain.find import default_prefix, find_tools
+from shim.toolchain.find import Tools, default_prefix, find_tools
 from shim.version import VERSION
 
 _COLOURS: Mapping[str, str] = {
@@ -77,6 +78,7 @@ def command(
         raise UsageError("could not run containers: this is not root; run it as root")
     tools = find_tools(default_prefix())
     dialect = of_engine(engine, tools)
+    _check_node(engine, dialect, tools)
     plan = Plan(
         workloads=chosen,
         courses=courses or tuple(COURSES),
@@ -121,6 +123,16 @@ def cache_path() -> Path:
     if (checkout / "pyproject.toml").is_file() and (checkout / "run").is_file():
         return checkout / "build" / "conformance"
     return Path("/var/cache/torpor/conformance")
+
+
+def _check_node(engine: str, dialect: Dialect, tools: Tools) -> None:
+    """Raises EngineUnavailable if the engine itself says that it cannot work on this node."""
+    with RuntimePlace(engine, dialect, tools, cache_path()) as place:
+        for finding in place.engine("probe").probe():
+            if finding.severity == "refuse":
+                raise EngineUnavailable(
+                    f"could not try engine '{engine}': {finding.message}; {finding.remedy}"
+                )
 
 
 def _choose(names: tuple[str, ...], *, heavy: bool) -> list[Workload]:

@@ -32,6 +32,7 @@ REFUSED = {
     *("userfaultfd", "secret-memory", "perf-event", "vsock", "mptcp", "ping", "tun", "outside-socket"),
     *("outside-file", "host-ipc", "traced"),
 }
+REFUSED_BY_GVISOR = {"tun", "volume"}
 DEPENDS = {
     "user": "needs CAP_SYS_RESOURCE",
     "stopped": "works with cgroup v2",
@@ -110,6 +111,43 @@ def test_the_command_tells_people_and_machines(tmp_path: Path):
     page = (tmp_path / "conformance.html").read_text()
     assert "message queue" in page
     assert "http" not in page.replace("conformance.html", ""), "the page needs nothing from elsewhere"
+
+
+@pytest.mark.engine
+def test_an_engine_that_cannot_work_here_says_so_instead_of_failing_everywhere(tmp_path: Path):
+    broken = tmp_path / "bin" / "runsc"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho no sandbox today >&2; exit 1\n")
+    broken.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "shim.cli.main", "conformance", "--engine", "gvisor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=CHECKOUT,
+        env={**os.environ, "TORPOR_PREFIX": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert "could not try engine 'gvisor': runsc does not run a sandbox: no sandbox today; " in done.stderr
+
+
+@pytest.mark.engine
+def test_gvisor_keeps_what_its_sandbox_has():
+    """One round trip for each light workload, in a process that reaps: else pid 1 would be waited for."""
+    words = ["--engine", "gvisor", "--course", "round-trip", "--no-heavy", "--no-contract", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "shim.cli.main", "conformance", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=CHECKOUT,
+        env={**os.environ, "TORPOR_PREFIX": str(PREFIX)},
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    refused = {name for name, entry in document["workloads"].items() if entry["result"] == "refused"}
+    assert refused <= REFUSED_BY_GVISOR
+    assert document["share"]["percent"] >= 80
 
 
 def test_a_failure_is_the_verdict_and_is_escaped(tmp_path: Path):
