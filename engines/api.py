@@ -26,6 +26,7 @@ Capability = Literal[
     "rootfs",  # the image itself holds what the container changed in its root file system
     "cold-start-after-failure",  # a failed restore leaves nothing that would hinder a cold start
     "phases",  # `on_phase` is called, and may veto
+    "verdict",  # `verdict_path` is obeyed, whoever dies
     "gpu",
 ]
 
@@ -84,6 +85,11 @@ yet allowed to die) and `restored` (tasks exist, not yet allowed to run). Raisin
 what it did and raises the same exception."""
 
 
+Verdict = Literal["abort", "hold", "commit"]
+"""What becomes of a dump that is cut short. `abort`, or no file: it is undone. `hold`: the source stays
+frozen and locked until the verdict is another one, and `undo` raises. `commit`: the source ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequest:
     """Dump a container.
@@ -94,6 +100,8 @@ class CheckpointRequest:
         closed. Otherwise it stays, in a network namespace that outlives the container, for a restore that
         keeps them; until then nothing in that namespace sends or receives.
     timeout_s: deadline of the whole call, seconds.
+    verdict_path: a file with a `Verdict` as its line, replaced by rename, of a dump that ends its source.
+        It says `commit` before on_phase returns from `dumped`. Needs the capability `verdict`.
     extra_args: runtime options the caller gave that have no field here, passed on as they are
         (for example "--file-locks").
     """
@@ -106,6 +114,7 @@ class CheckpointRequest:
     leave_running: bool = False
     release_network: bool = False
     on_phase: OnPhase | None = None
+    verdict_path: Path | None = None
     extra_args: tuple[str, ...] = ()
 
 

@@ -140,6 +140,7 @@ class FakeEngine:
         started = time.monotonic()
         self._need(words, "phases", wanted=request.on_phase is not None)
         self._need(words, "leave-running", wanted=request.leave_running)
+        self._need(words, "verdict", wanted=request.verdict_path is not None)
         container = self._container(request.container_id, words)
         image = request.image_path
         if image.exists() and (not image.is_dir() or any(image.iterdir())):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from unittest import SkipTest
 
@@ -230,6 +231,10 @@ class EngineContract:
         if "phases" not in engine.capabilities:
             with raises(NotSupported):
                 engine.checkpoint(dump_request(harness, source, image, on_phase=silent))
+        if "verdict" not in engine.capabilities:
+            request = dump_request(harness, source, image, on_phase=silent)
+            with raises(NotSupported):
+                engine.checkpoint(replace(request, verdict_path=harness.image_root / "verdict"))
         assert not image.exists()
         assert harness.pid(source) == pid
         goes_on(harness, source)

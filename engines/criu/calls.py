@@ -48,7 +48,7 @@ class Guarded:
         """Undo the call; the same outcome if asked again."""
         if self._outcome is None:
             self._outcome = undo_own(self.journal)
-            if self.process:
+            if self.process and not self._outcome.held:
                 self.process.wait()
         return self._outcome
 
@@ -72,7 +72,8 @@ class Guarded:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             self.undo()
-        self.journal.settle()
+        if self._outcome is None or not self._outcome.held:
+            self.journal.settle()
         if self._guardian and self._guardian.stdin:
             with contextlib.suppress(OSError):
                 self._guardian.stdin.write(b"done")
@@ -83,11 +84,12 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the runtime ended. refused: what a stage's callback raised."""
+    """How the runtime ended. refused: what a stage's callback raised; held: it waits for the verdict."""
 
     returncode: int
     timed_out: bool = False
     refused: BaseException | None = None
+    held: bool = False
 
 
 def run(
@@ -140,7 +142,10 @@ def run(
                 except BaseException as error:
                     refused, go_on = refused or error, False
                     deadline = time.monotonic() + _VETO_S
-                script.answer(go_on=go_on)
+                verdict = journal.verdict()
+                if verdict == "hold" and not go_on:
+                    return Ended(returncode=-1, refused=refused, held=True)
+                script.answer(go_on=go_on or verdict == "commit")
         return Ended(returncode=process.returncode, refused=refused)
     finally:
         watch.close()

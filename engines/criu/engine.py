@@ -57,6 +57,7 @@ _CAPABILITIES: frozenset[Capability] = frozenset(
         "held-restore",
         "cold-start-after-failure",
         "phases",
+        "verdict",
     }
 )
 
@@ -119,6 +120,9 @@ class CriuEngine:
         was_frozen = freezer is not None and freezer.is_frozen()
         _check_stopped(groups, freezer, words)
         journal = self._journal(operation, request.container_id, request.image_path)
+        if request.verdict_path:
+            _check_verdict(request, freezer, words)
+            journal.verdict_path = str(request.verdict_path)
         outlook = foresee.look(container.pid, request.bundle_path)
         if outlook.findings:
             after = "paused" if was_frozen else "running"
@@ -139,7 +143,7 @@ class CriuEngine:
         phases = DumpStages(
             request, journal, container, freezer, quiet=operation == "pre-dump", outlook=outlook
         )
-        with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
+        with calls.Guarded(journal, request.timeout_s) as guarded, Script(journal.verdict_path) as script:
             if made:
                 request.image_path.mkdir(mode=0o700)
             Path(journal.config_path).write_text(config.dump_config(script.path, watched=outlook.watched))
@@ -181,6 +185,8 @@ class CriuEngine:
     def _raise_dump(self, words: str, ended: calls.Ended, outcome: Outcome) -> None:
         if ended.refused:
             raise ended.refused
+        if outcome.held:
+            raise _undecided(words)
         message, log_path = self._explain(words, "dump.log", ended, outcome)
         kind = EngineTimeout if ended.timed_out else DumpFailed
         raise kind(message, after=outcome.state, log_path=log_path, undone=not outcome.problems)
@@ -282,8 +288,10 @@ class CriuEngine:
     # --- undo and discard ------------------------------------------------------------------------------
 
     def undo(self, container_id: str, /) -> None:
-        """Undo what a killed call left. Raises DumpFailed if something would not go away."""
+        """Undo what a killed call left. Raises DumpFailed if something would not go away, or must not yet."""
         outcome = undo_pending(self._settings.state_path)
+        if outcome and outcome.held:
+            raise _undecided(f"could not undo a call for container '{container_id}'")
         if outcome and outcome.problems:
             problems = "; ".join(outcome.problems)
             raise DumpFailed(
@@ -386,6 +394,24 @@ def check_target(image_path: Path, words: str) -> bool:
     if not image_path.is_dir() or any(image_path.iterdir()):
         raise ImageExists(f"{words}: there is something at {image_path}; choose another path or remove it")
     return False
+
+
+def _check_verdict(request: CheckpointRequest, freezer: cgroups.Freezer | None, words: str) -> None:
+    """Raises InvalidRequest, NotSupported."""
+    if request.leave_running or request.on_phase is None:
+        raise InvalidRequest(
+            f"{words}: a verdict is for a dump with phases that ends its source", after="running"
+        )
+    if freezer is None:
+        raise NotSupported(f"{words}: it has no cgroup in which it could be kept frozen", after="running")
+
+
+def _undecided(words: str) -> DumpFailed:
+    return DumpFailed(
+        f"{words}: whoever checkpoints it has yet to decide what becomes of it; decide there first",
+        after="paused",
+        undone=False,
+    )
 
 
 def _check_image(image_path: Path, words: str) -> None:

@@ -15,6 +15,9 @@ import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Literal
+
+Verdict = Literal["abort", "hold", "commit"]
 
 SCHEMA = 1
 NAME = "criu-call.json"
@@ -41,6 +44,7 @@ class Journal:
     was_frozen: by somebody else, before.
     committed: the source was allowed to die, so that the image must be kept; tasks: who was alive then;
         release_network: the lock that the dump left goes when they are dead.
+    verdict_path: where the caller keeps its verdict on the call, empty if it keeps none.
     netns: path of the container's network namespace, empty if it makes its own.
     rootfs: of the new container; mounts: what was mounted there, or in the runtime's state, before.
     """
@@ -65,6 +69,7 @@ class Journal:
     was_frozen: bool = False
     committed: bool = False
     release_network: bool = False
+    verdict_path: str = ""
     netns: str = ""
     rootfs: str = ""
     mounts: list[str] = field(default_factory=list[str])
@@ -83,6 +88,16 @@ class Journal:
     def work_path(self) -> Path:
         """CRIU's work directory of the call: logs and statistics."""
         return Path(self.state, WORK)
+
+    def verdict(self) -> Verdict:
+        """What the caller wants of a call that is cut short. What cannot be read is not yet decided."""
+        try:
+            word = Path(self.verdict_path or os.devnull).read_text().strip()
+        except FileNotFoundError:
+            return "abort"
+        except OSError:
+            return "hold"
+        return "abort" if word in ("", "abort") else "commit" if word == "commit" else "hold"
 
     def write(self) -> None:
         """Write, by rename: a reader sees the old or the new one."""

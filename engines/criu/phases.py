@@ -3,13 +3,15 @@
 CRIU runs an action script at every stage and waits for it. Ours tells the engine the stage through one pipe
 and reads the verdict from another; it opens both through /proc of the engine's process, and is itself a
 memory file that CRIU executes from there. So there is nothing on disk to clean up, a `noexec` state directory
-does no harm, and when the engine dies, the script fails at once and CRIU undoes what it did.
+does no harm, and when the engine dies, the script fails at once and CRIU undoes what it did; where the caller
+keeps a verdict, the script obeys that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from dataclasses import dataclass
 
 _MFD_EXEC = 0x10
@@ -22,8 +24,15 @@ case "$CRTOOLS_SCRIPT_ACTION" in
 *) exit 0 ;;
 esac
 echo "$CRTOOLS_SCRIPT_ACTION $$ $PPID ${{CRTOOLS_INIT_PID:-0}}" >/proc/{pid}/fd/{ask} || exit 1
-read -r verdict </proc/{pid}/fd/{answer} || exit 1
-[ "$verdict" = yes ]
+if read -r answer </proc/{pid}/fd/{answer}; then
+    [ "$answer" = yes ]
+    exit
+fi
+verdict={verdict}
+while read -r word <"$verdict" && [ "$word" = hold ]; do
+    sleep 0.1
+done
+[ "$word" = commit ]
 """
 
 
@@ -38,14 +47,21 @@ class Stage:
 
 
 class Script:
-    """The action script of one call. A context manager; `path` is what CRIU is told to run."""
+    """The action script of one call. A context manager; `path` is what CRIU is told to run.
 
-    def __init__(self) -> None:
+    verdict_path: see `engines.api.CheckpointRequest`, "" for none.
+    """
+
+    def __init__(self, verdict_path: str = "") -> None:
         self._ask_read, self._ask_write = os.pipe()
         self._answer_read, self._answer_write = os.pipe()
         os.set_blocking(self._ask_read, False)
         text = _SCRIPT.format(
-            actions="|".join(_ACTIONS), pid=os.getpid(), ask=self._ask_write, answer=self._answer_read
+            actions="|".join(_ACTIONS),
+            pid=os.getpid(),
+            ask=self._ask_write,
+            answer=self._answer_read,
+            verdict=shlex.quote(verdict_path or os.devnull),
         )
         # Reopened for reading only: the kernel does not execute what somebody may still write.
         writable = _memory_file()

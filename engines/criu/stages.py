@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from engines.api import CheckpointRequest, EngineTimeout, PhaseInfo, RestoreRequest
+from engines.api import CheckpointRequest, EngineTimeout, InvalidRequest, PhaseInfo, RestoreRequest
 from engines.criu import calls, cgroups, extras, wire
 from engines.criu.foresee import Outlook
 from engines.criu.journal import Journal
@@ -105,6 +105,11 @@ class DumpStages:
             table = wire.lock_table(self._request.image_path) if self._netns_path else None
             info = PhaseInfo(pid=self._pid, netns_path=self._netns_path, lock_table=table)
             self._on_phase("dumped", info)
+        if self._journal.verdict_path and self._journal.verdict() != "commit":
+            raise InvalidRequest(
+                f"could not checkpoint container '{self._request.container_id}': its verdict in "
+                f"{self._journal.verdict_path} is not commit; write that before the callback returns"
+            )
         if not self._request.leave_running:
             # From here on CRIU may kill the source: then the image is all there is, and must stay.
             self._journal.release_network = self._request.release_network

@@ -25,6 +25,7 @@ from engines.criu.wire import lock_table, table_of_run
 _FREEZE_S = 0.5
 _GONE_S = 10.0
 _GRACE_S = 1.0
+_ENDING_S = 5.0  # for CRIU and the runtime to end the source as they were told to
 _TOOL_S = 10.0
 _MNT_DETACH = 2
 _LOG_BYTES = 1 << 20
@@ -40,11 +41,12 @@ class Outcome:
     """What an undo came to. problems: what could not be undone, in words.
 
     completed: a dump that had been allowed to end its source was carried through: the image is complete and
-    stays, the container is gone.
+    stays, the container is gone. held: the caller has yet to decide, and nothing was touched.
     """
 
     state: State
     completed: bool = False
+    held: bool = False
     problems: list[str] = field(default_factory=list[str])
 
 
@@ -59,9 +61,14 @@ def undo_pending(state_path: Path, token: str = "") -> Outcome | None:
         journal = read(state_path)
         if journal is None or token not in ("", journal.token):
             return None
-        outcome = undo(journal)
+        return _settled(journal)
+
+
+def _settled(journal: Journal) -> Outcome:
+    outcome = undo(journal)
+    if not outcome.held:
         journal.remove()
-        return outcome
+    return outcome
 
 
 def undo(journal: Journal) -> Outcome:
@@ -75,9 +82,7 @@ def undo_own(journal: Journal) -> Outcome:
     """Undo a call of this process. If its guardian or a later call has done so, only say what came of it."""
     with lock(Path(journal.state)):
         if journal.stands():
-            outcome = undo(journal)
-            journal.remove()
-            return outcome
+            return _settled(journal)
     state = _state(journal)
     return Outcome(state=state, completed=journal.committed and state == "stopped")
 
@@ -148,12 +153,13 @@ def _has_open(pid: str, directory: Path) -> bool:
     return False
 
 
-def end_call(journal: Journal, *, grace_s: float) -> bool:
+def end_call(journal: Journal, *, grace_s: float, leave: bool = False) -> bool:
     """End all processes of a call and wait until they are gone; False if one would not go.
 
     The runtime is killed at once, CRIU only after a grace: without its runtime, or with a stage refused, it
     undoes a dump itself, and only CRIU can give a task back the registers that it has just borrowed. It is
-    killed with the container frozen, so that no task meets a socket in repair mode.
+    killed with the container frozen, so that no task meets a socket in repair mode. leave: the runtime has
+    the same grace, to end the source as it was told to.
 
     The tasks of a restore are killed with it: the cgroup that CRIU shares with them may be frozen, must be
     thawed for CRIU to die, and no task may run then.
@@ -168,7 +174,7 @@ def end_call(journal: Journal, *, grace_s: float) -> bool:
             freezer.freeze(timeout_s=_FREEZE_S)
             freezer = None
         for pid in pids:
-            if passed_s >= grace_s or not _is_criu(pid):
+            if passed_s >= grace_s or not (leave or _is_criu(pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         _kill_tasks(own)
@@ -224,11 +230,17 @@ def _end_tasks(groups: cgroups.Groups) -> bool:
 def _undo_dump(journal: Journal) -> Outcome:
     outcome = Outcome(state="stopped")
     freezer = cgroups.freezer(journal.groups)
-    if not end_call(journal, grace_s=_GRACE_S):
+    verdict = journal.verdict()
+    if verdict == "hold":
+        if freezer and not has_criu(journal):
+            freezer.freeze(timeout_s=_FREEZE_S)
+        return Outcome(state="paused", held=True)
+    told = verdict == "commit"
+    if not end_call(journal, grace_s=_ENDING_S if told else _GRACE_S, leave=told):
         outcome.problems.append("processes of the dump do not die")
     if freezer and alive(journal.init, journal.init_start):
         freezer.freeze(timeout_s=_FREEZE_S)
-    if journal.committed and any(_doomed(pid) for pid in journal.tasks):
+    if told or (journal.committed and any(_doomed(pid) for pid in journal.tasks)):
         # CRIU had begun to end the source. The image is complete: half a container helps nobody.
         if not _end_tasks(journal.groups):
             outcome.problems.append("tasks of the container do not die")

@@ -125,6 +125,8 @@ class CudaEngine:
         """
         started = time.monotonic()
         words = f"could not checkpoint container '{request.container_id}'"
+        if request.verdict_path:
+            raise NotSupported(f"{words}: a GPU cannot wait for a verdict; dump it without", after="running")
         if request.parent_path:
             raise NotSupported(f"{words}: it cannot follow a pre-dump; dump it in one go", after="running")
         node.find_container(self._settings, request.container_id, words)

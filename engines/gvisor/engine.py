@@ -104,6 +104,8 @@ class GvisorEngine:
         """
         started = time.monotonic()
         words = f"could not checkpoint container '{request.container_id}'"
+        if request.verdict_path:
+            raise NotSupported(f"{words}: gVisor cannot wait for a verdict; dump it without", after="running")
         if request.parent_path:
             raise NotSupported(f"{words}: gVisor has no pre-dump; dump it in one go", after="running")
         container = self._container(request.container_id, words)
