@@ -87,10 +87,17 @@ def lock(
     records: directory for the record that makes the hold recoverable; made if absent. Raises NetworkError.
     """
     _check_name(table)
-    record = _write_record(netns, table, records, purpose, owner) if records is not None else None
+    record: Path | None = None
+    if records is not None:
+        record = _record_path(records, netns, table)
+        if record.exists() and table in tables(netns):
+            return  # whoever holds it has the say on its release
+        _write_record(record, netns, table, purpose, owner)
     try:
         nft.run(netns, _rules(table))
     except NetworkError:
+        if table in tables(netns):
+            return  # held already; all of a table is made at once, so it is whole
         if record is not None:
             record.unlink(missing_ok=True)
         raise
@@ -145,10 +152,8 @@ def _rules(table: str) -> str:
     body = f"""policy drop
   meta mark {_CRIU_MARK:#x} accept
   icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept"""
-    # Deleted and made in one transaction: a second hold of one name does not double its rules, and there is
-    # no moment without one.
-    return f"""add table inet {table}
-delete table inet {table}
+    # `create` refuses a table that is there: its rules are never doubled, nor taken away for a moment.
+    return f"""create table inet {table}
 table inet {table} {{
  chain in {{
   type filter hook prerouting priority {_BEFORE_ALL}; {body}
@@ -174,7 +179,7 @@ def _record_path(records: Path, netns: Netns, table: str) -> Path:
     return records / f"{table}.{status.st_dev}-{status.st_ino}.json"
 
 
-def _write_record(netns: Netns, table: str, records: Path, purpose: Purpose, owner: str) -> Path:
+def _write_record(path: Path, netns: Netns, table: str, purpose: Purpose, owner: str) -> None:
     status = os.fstat(netns.fileno())
     held = Held(
         schema=SCHEMA,
@@ -188,8 +193,7 @@ def _write_record(netns: Netns, table: str, records: Path, purpose: Purpose, own
         owner=owner,
         since=time.time(),
     )
-    records.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = _record_path(records, netns, table)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
         with new.open("wb") as file:
@@ -200,12 +204,11 @@ def _write_record(netns: Netns, table: str, records: Path, purpose: Purpose, own
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-    directory = os.open(records, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
-    return path
 
 
 def _start_of(pid: int) -> int | None:
