@@ -44,7 +44,7 @@ RECIPES = {
     "redis": Recipe(
         name="redis",
         packages=("redis-server",),
-        keep=("usr/bin/redis-server", "usr/bin/redis-check-rdb", "usr/bin/redis-cli"),
+        keep=tuple(f"usr/bin/redis-{name}" for name in ("server", "check-rdb", "cli", "benchmark")),
     ),
 }
 

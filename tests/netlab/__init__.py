@@ -1,0 +1,1 @@
+"""The network lab: nodes as network namespaces of one machine, with real pods, engines and clients."""
