@@ -7,6 +7,8 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.support import soak
+
 _KEY = pytest.StashKey["EngineCount"]()
 
 
@@ -69,3 +71,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for nodeid in count.silent:
         terminalreporter.write_line(f"skipped without a reason: {nodeid}", red=True)
     terminalreporter.write_line(count.line(), bold=True)
+    reports = [report for name in ("passed", "failed") for report in terminalreporter.getreports(name)]
+    counts = list(soak.summary(reports))
+    if soak.SOAK and counts:
+        terminalreporter.section("soak")
+        for line in counts:
+            terminalreporter.write_line(line)

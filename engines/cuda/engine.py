@@ -45,7 +45,7 @@ from engines.cuda import devices, holders, node, records, stage
 from engines.cuda.devices import Unfit
 from engines.cuda.driver import Driver, Way
 from engines.cuda.node import Found
-from engines.cuda.records import Call, Holder
+from engines.cuda.records import Asleep, Call, Holder
 from engines.cuda.stage import Known, StageFailed
 from engines.cuda.undo import Guarded, undo_pending
 
@@ -239,15 +239,31 @@ class CudaEngine:
                 f"{words}: {request.bundle_path} is no bundle ({error!r}); look at the path"
             ) from error
         records.write_asleep(held_path, replace(asleep, pairs=pairs))
+        frame = contextlib.ExitStack()
+        watched: list[Guarded] = []
+
+        def on_phase(phase: Phase, info: PhaseInfo) -> None:
+            if phase == "restored" and not request.held:
+                # CRIU's guardian goes when CRIU's part is over: from then on this one ends what nobody would
+                # let run.
+                groups = cgroups.strictly_own(cgroups.of_process(info.pid))
+                guarded = self._guarded("restore", request.container_id, groups, driver)
+                watched.append(frame.enter_context(guarded))
+            if request.on_phase:
+                request.on_phase(phase, info)
+
         try:
-            restored = self._criu.restore(replace(request, held=True))
-            if not request.held:
-                deadline = started + request.timeout_s
-                self._release(request.container_id, restored.pid, driver, words, "restore", deadline)
-        except BaseException:
+            with frame:
+                restored = self._criu.restore(replace(request, held=True, on_phase=on_phase))
+                for guarded in watched:
+                    guarded.call.groups = self._groups(request.container_id, restored.pid)
+                    self._bring(guarded, started + request.timeout_s)
+        except BaseException as error:
             records.remove(held_path)
             if request.pid_file_path:
                 request.pid_file_path.unlink(missing_ok=True)
+            if isinstance(error, StageFailed):
+                raise _not_brought(error, watched[0], words) from error
             raise
         return replace(restored, total_s=time.monotonic() - started)
 
@@ -264,17 +280,17 @@ class CudaEngine:
         deadline = time.monotonic() + request.timeout_s
         container = node.find_container(self._settings, request.container_id, words)
         driver, _ = node.find_driver(self._settings, self._way, words)
-        self._release(request.container_id, container.pid, driver, words, "release", deadline)
+        groups = self._groups(request.container_id, container.pid)
+        guarded = self._guarded("release", request.container_id, groups, driver)
+        try:
+            with guarded:
+                self._bring(guarded, deadline)
+        except StageFailed as error:
+            raise _not_brought(error, guarded, words) from error
 
-    def _release(
-        self, container_id: str, pid: int, driver: Driver, words: str, operation: str, deadline: float
-    ) -> None:
-        held_path = self._settings.state_path / records.HELD
-        asleep = records.read_asleep(held_path)
-        groups = cgroups.of_container(self._settings.root_path, container_id, pid)
-        freezer = cgroups.freezer(groups)
-        processes = _locate(groups, asleep.holders if asleep else ())
-        pairs = asleep.pairs if asleep else {}
+    def _guarded(self, operation: str, container_id: str, groups: cgroups.Groups, driver: Driver) -> Guarded:
+        """The frame of a call that lets a restored container run."""
+        asleep = self._held()
         call = Call(
             operation=operation,
             container_id=container_id,
@@ -283,27 +299,33 @@ class CudaEngine:
             driver=driver,
             groups=groups,
             was_frozen=False,
-            processes=processes,
-            pairs=pairs,
+            processes=_locate(groups, asleep.holders),
+            pairs=asleep.pairs,
         )
-        guarded = Guarded(self._settings.state_path, call)
+        return Guarded(self._settings.state_path, call)
+
+    def _held(self) -> Asleep:
+        found = records.read_asleep(self._settings.state_path / records.HELD)
+        return found or Asleep(holders=(), needs=())
+
+    def _groups(self, container_id: str, pid: int) -> cgroups.Groups:
+        return cgroups.of_container(self._settings.root_path, container_id, pid)
+
+    def _bring(self, guarded: Guarded, deadline: float) -> None:
+        """Let a restored container run, and give it its GPUs. Raises StageFailed; then it is to be killed."""
+        call = guarded.call
+        call.processes = _locate(call.groups, self._held().holders)
+        guarded.become(call.operation)
+        freezer = cgroups.freezer(call.groups)
+        if freezer:
+            freezer.thaw()
         try:
-            with guarded:
-                if freezer:
-                    freezer.thaw()
-                try:
-                    stage.bring(driver, processes, pairs, deadline=deadline)
-                except StageFailed:
-                    guarded.become("restore" if operation == "restore" else "end")
-                    raise
-                records.remove(held_path)
-        except StageFailed as error:
-            kind = EngineTimeout if error.late else RestoreFailed
-            raise kind(
-                f"{words}: {error}, so it was killed{_undone(guarded)}; see that its GPUs have room "
-                "(`torpor gpu suspend` makes some), then restore again",
-                after="stopped",
-            ) from error
+            stage.bring(call.driver, call.processes, call.pairs, deadline=deadline)
+        except StageFailed:
+            if call.operation == "release":
+                guarded.become("end")
+            raise
+        records.remove(self._settings.state_path / records.HELD)
 
     # --- hot swap --------------------------------------------------------------------------------------
 
@@ -419,6 +441,16 @@ def _told(found: Found) -> tuple[GpuProcess, ...]:
             gpus=process.gpus,
         )
         for process in found.processes
+    )
+
+
+def _not_brought(error: StageFailed, guarded: Guarded, words: str) -> EngineError:
+    """A container did not get its GPUs back and was killed. Made when that is over."""
+    kind = EngineTimeout if error.late else RestoreFailed
+    return kind(
+        f"{words}: {error}, so it was killed{_undone(guarded)}; see that its GPUs have room "
+        "(`torpor gpu suspend` makes some), then restore again",
+        after="stopped",
     )
 
 

@@ -19,6 +19,7 @@ import pytest
 from engines.api import CheckpointRequest, PhaseInfo, ReleaseRequest, RestoreRequest
 from engines.criu.journal import Journal, alive, start_time
 from engines.criu.undo import call_processes
+from tests.support import soak
 from tests.support.containers import (
     CHECKOUT,
     WORKLOADS,
@@ -35,7 +36,6 @@ from tests.support.criu import CriuLab
 
 pytestmark = pytest.mark.engine
 
-POINTS = 20 if os.environ.get("TORPOR_SOAK") else 4
 Victim = Literal["caller", "runtime", "criu"]
 VICTIMS: tuple[Victim, ...] = ("caller", "runtime", "criu")
 
@@ -49,7 +49,15 @@ def place(tmp_path: Path) -> Iterator[CriuLab]:
 class Call:
     """One call of the engine in a process of its own."""
 
-    def __init__(self, place: CriuLab, call: str, container_id: str, request: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        place: CriuLab,
+        call: str,
+        container_id: str,
+        request: dict[str, Any],
+        *,
+        engine: str = "criu",
+    ) -> None:
         self.place, self.container_id = place, container_id
         self.journal = Journal(
             operation=call,
@@ -63,6 +71,7 @@ class Call:
         )
         self.report = place.lab.path / f"report-{time.monotonic_ns()}"
         order = {
+            "engine": engine,
             "call": call,
             "request": request,
             "report": self.report,
@@ -170,7 +179,9 @@ def check_clean(place: CriuLab, served: Served, *, lock: bool) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("leave_running", [True, False], ids=["leave-running", "stop"])
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_killed_dump(place: CriuLab, victim: Victim, leave_running: bool) -> None:
+def test_killed_dump(
+    request: pytest.FixtureRequest, place: CriuLab, victim: Victim, leave_running: bool
+) -> None:
     network = place.network()
     served = Served(place, network)
     # The first, undisturbed call tells how long one takes.
@@ -179,12 +190,13 @@ def test_killed_dump(place: CriuLab, victim: Victim, leave_running: bool) -> Non
     assert call.end() == "done"
     whole_s = time.monotonic() - call.began
     seen: dict[str, int] = {}
-    for point in range(POINTS):
+    moments = soak.moments()
+    for point in range(soak.POINTS):
         image = place.image_root / f"i{point}"
         call = Call(
             place, "checkpoint", served.id, dump_request(place, served.id, image, leave_running=leave_running)
         )
-        after_s = whole_s * (point + 0.5) / POINTS
+        after_s = whole_s * moments[point]
         hit = call.kill(victim, after_s)
         said = call.end()
         where = f"{victim} at {after_s:.3f} s ({'hit' if hit else 'missed'}; {said})"
@@ -226,13 +238,13 @@ def test_killed_dump(place: CriuLab, victim: Victim, leave_running: bool) -> Non
             until(lambda: not place.residue(served.id), what=where)
             network = place.network()
             served = Served(place, network)
-    print(f"{victim}: {seen} of {POINTS} kills over {whole_s:.3f} s")
-    assert seen.get("reset", 0) + seen.get("died", 0) <= POINTS / 2
+    assert seen.get("reset", 0) + seen.get("died", 0) <= soak.POINTS / 2
+    soak.tell_kills(request, "criu", {f"dumps {outcome}": n for outcome, n in seen.items()})
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_killed_restore(place: CriuLab, victim: Victim) -> None:
+def test_killed_restore(request: pytest.FixtureRequest, place: CriuLab, victim: Victim) -> None:
     network = place.network()
     served = Served(place, network)
     image = place.image_root / "i"
@@ -244,7 +256,8 @@ def test_killed_restore(place: CriuLab, victim: Victim) -> None:
     files = sorted((path.name, path.stat().st_size) for path in image.iterdir())
     whole_s = 0.0
     seen: dict[str, int] = {}
-    for point in range(-1, POINTS):
+    moments = soak.moments()
+    for point in range(-1, soak.POINTS):
         target = place.prepare(netns_path=network.pod_path, args=live())
         # The client's connection can only be kept once; the others test what is left behind.
         call = Call(
@@ -253,7 +266,7 @@ def test_killed_restore(place: CriuLab, victim: Victim) -> None:
             target,
             asdict(wake_request(place, target, image, "keep" if point < 0 else "close")),
         )
-        hit, after_s = False, whole_s * (point + 0.5) / POINTS
+        hit, after_s = False, whole_s * moments[max(point, 0)]
         if point >= 0:
             hit = call.kill(victim, after_s)
         said = call.end()
@@ -278,9 +291,10 @@ def test_killed_restore(place: CriuLab, victim: Victim) -> None:
         assert not network.tables(), where
         assert not place.yards(), where
         assert sorted((path.name, path.stat().st_size) for path in image.iterdir()) == files, where
-        seen[outcome] = seen.get(outcome, 0) + 1
-    print(f"{victim}: {seen} of {POINTS} kills over {whole_s:.3f} s")
-    assert seen.get("ran", 0) <= POINTS / 4
+        if point >= 0:
+            seen[outcome] = seen.get(outcome, 0) + 1
+    assert seen.get("ran", 0) <= soak.POINTS / 4
+    soak.tell_kills(request, "criu", {f"restores {outcome}": n for outcome, n in seen.items()})
 
 
 def test_a_late_guardian_leaves_the_next_call_alone(place: CriuLab) -> None:

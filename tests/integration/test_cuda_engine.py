@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -30,13 +26,12 @@ from engines.api import (
 from engines.cuda import records
 from engines.cuda.driver import Driver
 from engines.cuda.node import find_driver
-from tests.support.containers import bind, frozen, lab, processes_with, until
+from tests.support import soak
+from tests.support.containers import bind, frozen, lab, until
 from tests.support.gpu import CudaLab, Fabric
 
 pytestmark = pytest.mark.engine
 
-SOAK = bool(os.environ.get("TORPOR_SOAK"))
-POINTS = 20 if SOAK else 4
 OUT_OF_MEMORY, NOT_SUPPORTED, UNKNOWN = 2, 801, 999
 SUCCESS = 0
 
@@ -179,9 +174,10 @@ def test_a_paused_container_is_left_paused(place: CudaLab) -> None:
     goes_on(place, source)
 
 
+@pytest.mark.soak
 def test_a_slow_lock_is_waited_for(place: CudaLab) -> None:
     source = place.start()
-    delay_ms = 12_000 if SOAK else 1500
+    delay_ms = 12_000 if soak.SOAK else 1500
     place.fabric.inject(("*", "lock", delay_ms, SUCCESS))
     began = time.monotonic()
     image = dump(place, source)
@@ -428,123 +424,6 @@ def test_a_suspended_container_can_be_checkpointed(place: CudaLab) -> None:
     place.engine(source).discard(image)
     place.engine(source).resume(source, timeout_s=20, pairs={})
     unharmed(place, source, pid)
-
-
-# --- deaths --------------------------------------------------------------------------------------------
-
-_CALLER = """
-import json, sys
-from pathlib import Path
-from engines.api import CheckpointRequest, EngineSettings, ReleaseRequest
-from engines.cuda.engine import CudaEngine
-order = json.loads(sys.argv[1])
-paths = ("runtime_path", "root_path", "state_path", "python_path", "bundle_path", "image_path")
-def typed(fields): return {name: Path(v) if name in paths and v else v for name, v in fields.items()}
-engine = CudaEngine(EngineSettings(**typed(order["settings"])))
-print("go", flush=True)
-if order["request"]:
-    engine.checkpoint(CheckpointRequest(**typed(order["request"])))
-elif order["operation"] == "release":
-    engine.release(ReleaseRequest(container_id=order["id"], timeout_s=60))
-else:
-    engine.suspend(order["id"], timeout_s=60)
-print("done", flush=True)
-"""
-
-
-def killed(place: CudaLab, operation: str, container_id: str, after_s: float, image: Path) -> bool:
-    """Kill a caller so long after its call began; whether it was done by then. Waits for the guardian."""
-    request = CheckpointRequest(
-        container_id=container_id,
-        bundle_path=place.bundle(container_id),
-        image_path=image,
-        timeout_s=60,
-        leave_running=operation == "checkpoint",
-    )
-    order = {
-        "settings": asdict(place.settings(container_id)),
-        "request": asdict(request) if operation in ("checkpoint", "stop") else None,
-        "operation": operation,
-        "id": container_id,
-    }
-    caller = subprocess.Popen(
-        [sys.executable, "-c", _CALLER, json.dumps(order, default=str)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert caller.stdout
-    assert caller.stdout.readline() == "go\n"
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        caller.wait(after_s)
-    caller.kill()
-    done = "done" in caller.communicate()[0]
-    state = str(place.state_path(container_id))
-    until(lambda: not processes_with(state), timeout_s=30, what="the guardian ends")
-    return done
-
-
-@pytest.mark.parametrize("operation", ["checkpoint", "suspend"])
-def test_whoever_is_killed_the_container_runs_on(place: CudaLab, operation: str) -> None:
-    source = place.start(args=place.fabric.program_words("--ranks", "2"))
-    ranks_of(place, source, 2)
-    pid = place.pid(source)
-    image = place.image_root / "i"
-    whole_s = 2.2 if operation == "checkpoint" else 0.9
-    undone = 0
-    for point in range(POINTS):
-        done = killed(place, operation, source, whole_s * (point + 0.5) / POINTS, image)
-        place.engine(source).undo(source)
-        if done and operation == "suspend":
-            place.engine(source).resume(source, timeout_s=20, pairs={})
-        elif done:
-            place.engine(source).discard(image)
-        undone += not done
-        unharmed(place, source, pid)
-    print(f"{operation}: {undone} of {POINTS} kills were undone")
-    assert undone
-
-
-def test_a_killed_dump_that_stops_its_source_leaves_the_source_or_the_image(place: CudaLab) -> None:
-    source = place.start()
-    total = place.ask(source, signal.SIGUSR1, "sum")
-    image = place.image_root / "i"
-    seen: dict[str, int] = {}
-    for point in range(POINTS):
-        done = killed(place, "stop", source, 2.2 * (point + 0.5) / POINTS, image)
-        place.engine(source).undo(source)
-        if place.pid(source):
-            outcome = "runs on"
-            assert not done
-            assert not image.exists()
-        else:
-            outcome = "sleeps"
-            source = wake(place, image)
-            place.engine(source).discard(image)
-        goes_on(place, source)
-        assert place.ask(source, signal.SIGUSR1, "sum") == total
-        seen[outcome] = seen.get(outcome, 0) + 1
-    print(f"killed dumps: {seen}")
-
-
-def test_a_killed_release_leaves_the_container_held_or_running(place: CudaLab) -> None:
-    source = place.start()
-    total = place.ask(source, signal.SIGUSR1, "sum")
-    image = dump(place, source)
-    seen: dict[str, int] = {}
-    for point in range(POINTS):
-        target = wake(place, image, held=True)
-        killed(place, "release", target, 0.8 * (point + 0.5) / POINTS, image)
-        outcome = "runs"
-        if place.runc.state(target)["status"] == "paused":
-            outcome = "is held"
-            place.engine(target).release(ReleaseRequest(container_id=target, timeout_s=20))
-        goes_on(place, target)
-        assert place.ask(target, signal.SIGUSR1, "sum") == total
-        assert not list(place.state_path(target).glob("cuda-*.json"))
-        place.kill(target)
-        seen[outcome] = seen.get(outcome, 0) + 1
-    print(f"killed releases: {seen}")
 
 
 def test_errors_never_leave_a_record(place: CudaLab) -> None:

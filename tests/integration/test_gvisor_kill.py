@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -22,12 +21,12 @@ import pytest
 from engines.api import CheckpointRequest, RestoreRequest
 from engines.gvisor import undo
 from engines.gvisor.journal import read
+from tests.support import soak
 from tests.support.containers import CHECKOUT, WORKLOADS, Output, lab, live, processes_with, until
 from tests.support.gvisor import GvisorLab
 
 pytestmark = pytest.mark.engine
 
-POINTS = 20 if os.environ.get("TORPOR_SOAK") else 4
 FILL_MIB = 48
 Victim = Literal["caller", "runtime"]
 
@@ -81,11 +80,14 @@ class Call:
     def end(self) -> str:
         """Wait for the call and for its guardian; the last line of its report."""
         self.process.wait(60)
-        until(lambda: not self._guardians(), timeout_s=60, what="the guardian ends")
+        until(lambda: not self._at_work(), timeout_s=60, what="the guardian ends")
         return self.report.read_text().splitlines()[-1]
 
-    def _guardians(self) -> list[int]:
-        return [pid for pid, line in processes_with(str(self.state_path)) if "guardian.py" in line]
+    def _at_work(self) -> list[int]:
+        # What is about to be the guardian, or runsc, still has the caller's command line.
+        names = ("guardian.py", "call_engine.py")
+        found = processes_with(str(self.state_path))
+        return [pid for pid, line in found if any(name in line for name in names)]
 
 
 def started(place: GvisorLab) -> str:
@@ -104,7 +106,9 @@ def goes_on(place: GvisorLab, container_id: str) -> None:
 
 
 def nothing_left(place: GvisorLab, container_id: str, said: str) -> None:
-    place.engine(container_id).undo(container_id)  # if the call died before it had a guardian
+    # A call that died before it had a guardian has touched nothing, and leaves its journal for the next one.
+    if place.residue(container_id) == ["journal"]:
+        place.engine(container_id).undo(container_id)
     deadline = time.monotonic() + 20
     while left := place.residue(container_id):
         assert time.monotonic() < deadline, f"left after '{said}': {left}"
@@ -123,52 +127,76 @@ def wake(place: GvisorLab, container_id: str, image: Path) -> RestoreRequest:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", ["caller", "runtime"])
-def test_a_killed_checkpoint_leaves_a_container_or_an_image(place: GvisorLab, victim: Victim) -> None:
+def test_a_killed_checkpoint_leaves_a_container_or_an_image(
+    request: pytest.FixtureRequest, place: GvisorLab, victim: Victim
+) -> None:
     container_id = started(place)
     memory = place.memory(container_id)
-    moments = random.Random(1)
-    for point in range(POINTS):
-        image = place.image_root / f"i{point}"
-        call = Call(place, "checkpoint", container_id, asdict(dump(place, container_id, image)))
-        call.kill(victim, moments.uniform(0, 0.6))
+    # The first, undisturbed call tells how long one takes.
+    image = place.image_root / "whole"
+    call = Call(place, "checkpoint", container_id, asdict(dump(place, container_id, image)))
+    assert call.end() == "done"
+    whole_s = time.monotonic() - call.began
+    seen = {"undone": 0, "stopped": 0}
+    for point, moment in enumerate([1.0, *soak.moments()]):
+        if point:
+            image = place.image_root / f"i{point}"
+            call = Call(place, "checkpoint", container_id, asdict(dump(place, container_id, image)))
+            call.kill(victim, whole_s * moment)
         said = call.end()
+        where = f"{victim} at {moment:.3f} of {whole_s:.3f} s ({said})"
         if place.pid(container_id):
-            assert said != "done"
-            assert not image.exists(), "an image is left of a checkpoint that was undone"
+            seen["undone"] += 1
+            assert said != "done", where
+            assert not image.exists(), f"{where}: an image is left of a checkpoint that was undone"
             goes_on(place, container_id)
             continue
         # The source had been allowed to die: it is gone whole, and the image gives it back.
-        nothing_left(place, container_id, said)
+        seen["stopped"] += point > 0
+        nothing_left(place, container_id, where)
         container_id = prepared(place)
         place.restore(place.engine(container_id), wake(place, container_id, image))
         goes_on(place, container_id)
-    assert place.memory(container_id) == memory
+        assert place.memory(container_id) == memory, where
     place.engine(container_id).checkpoint(dump(place, container_id, place.image_root / "last"))
+    soak.tell_kills(request, "gvisor", {f"dumps {outcome}": n for outcome, n in seen.items()})
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", ["caller", "runtime"])
-def test_a_killed_restore_leaves_nothing_or_a_container(place: GvisorLab, victim: Victim) -> None:
+def test_a_killed_restore_leaves_nothing_or_a_container(
+    request: pytest.FixtureRequest, place: GvisorLab, victim: Victim
+) -> None:
     source = started(place)
     memory = place.memory(source)
     image = place.image_root / "i"
     place.engine(source).checkpoint(dump(place, source, image))
     sizes = {path.name: path.stat().st_size for path in image.iterdir()}
-    moments = random.Random(2)
-    for _ in range(POINTS):
+    whole_s = 0.0
+    seen = {"undone": 0, "ran": 0}
+    for point, moment in enumerate([1.0, *soak.moments()]):
         container_id = prepared(place)
         call = Call(place, "restore", container_id, asdict(wake(place, container_id, image)))
-        call.kill(victim, moments.uniform(0, 0.6))
+        if point:
+            call.kill(victim, whole_s * moment)
         said = call.end()
+        whole_s = whole_s or time.monotonic() - call.began
+        where = f"{victim} at {moment:.3f} of {whole_s:.3f} s ({said})"
         if said == "done":
+            seen["ran"] += point > 0
             goes_on(place, container_id)
-            assert place.memory(container_id) == memory
+            assert place.memory(container_id) == memory, where
             place.kill(container_id)
-        nothing_left(place, container_id, said)
-        assert {path.name: path.stat().st_size for path in image.iterdir()} == sizes
+        else:
+            seen["undone"] += 1
+        nothing_left(place, container_id, where)
+        assert {path.name: path.stat().st_size for path in image.iterdir()} == sizes, where
     container_id = prepared(place)
     place.restore(place.engine(container_id), wake(place, container_id, image))
     goes_on(place, container_id)
+    soak.tell_kills(request, "gvisor", {f"restores {outcome}": n for outcome, n in seen.items()})
 
 
 def test_a_sandbox_that_dies_in_a_checkpoint_is_cleanly_gone(place: GvisorLab) -> None:

@@ -17,6 +17,12 @@ import sys
 import time
 
 
+def say(*words: object) -> None:
+    # One write for a line: a signal's answer must not begin within it.
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
 def child(number: int) -> None:
     while True:
         time.sleep(0.05 + number / 100)
@@ -34,10 +40,10 @@ def main() -> None:
         memory += hashlib.shake_128(block.to_bytes(4, "big")).digest(1 << 20)
 
     def tell_sum(*_: object) -> None:
-        print("sum", hashlib.sha256(memory).hexdigest(), flush=True)
+        say("sum", hashlib.sha256(memory).hexdigest())
 
     def tell_pid(*_: object) -> None:
-        print("pid", os.getpid(), "ppid", os.getppid(), flush=True)
+        say("pid", os.getpid(), "ppid", os.getppid())
 
     signal.signal(signal.SIGUSR1, tell_sum)
     signal.signal(signal.SIGUSR2, tell_pid)
@@ -59,7 +65,7 @@ def main() -> None:
             tick += 1
             # After a restore the clock may have jumped: do not try to catch up.
             due = now + 0.02
-            print("tick", tick, flush=True)
+            say("tick", tick)
             if log:
                 log.write(f"tick {tick}\n")
                 log.flush()
