@@ -56,6 +56,7 @@ class EngineSettings:
     search_path: what PATH must be for the runtime to find its helpers (criu, tar, nft).
     python_path: a directory that holds the `pycriu` package, None if it is importable as it is.
     runtime_args: global runtime options to repeat, for example ("--systemd-cgroup",).
+    compress: make images smaller where the engine itself can, at the price of a longer pause.
     """
 
     runtime_path: Path
@@ -64,6 +65,7 @@ class EngineSettings:
     search_path: str
     python_path: Path | None = None
     runtime_args: tuple[str, ...] = ()
+    compress: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

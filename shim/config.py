@@ -31,6 +31,7 @@ class Config:
     store_path: the checkpoint image store. tools_path: prefix of the private toolchain, None: the system's.
     engine: engine for a dump that asks for none, None to take the first whose probe is clean.
     checkpoint_timeout_s, restore_timeout_s: deadline of one engine call, seconds.
+    compress: see `engines.api.EngineSettings`.
     allowed_hooks: OCI hooks (absolute paths) that may run at a restore.
     foreign_annotations: obey `restore.criu.org/` annotations, whose archives must lie under archive_roots
     (directories that only root may write).
@@ -46,6 +47,7 @@ class Config:
     engine: str | None = None
     checkpoint_timeout_s: float = 120.0
     restore_timeout_s: float = 120.0
+    compress: bool = False
     allowed_hooks: tuple[str, ...] = ()
     foreign_annotations: bool = False
     archive_roots: tuple[Path, ...] = (Path("/var/lib/kubelet/checkpoints"),)
@@ -71,6 +73,7 @@ _FROM_TOML = frozenset(
         "engine",
         "checkpoint_timeout_s",
         "restore_timeout_s",
+        "compress",
         "allowed_hooks",
         "archive_roots",
     }
@@ -81,6 +84,8 @@ def _convert(path: Path, key: str, value: Any, wanted: Any) -> Any:
     if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
         return float(value)
     if key == "engine" and isinstance(value, str):
+        return value
+    if wanted is bool and isinstance(value, bool):
         return value
     if key in {"allowed_hooks", "archive_roots"} and isinstance(value, list):
         items = cast("list[Any]", value)
@@ -157,4 +162,5 @@ def engine_settings(
         search_path=tools.search_path,
         python_path=tools.python_path,
         runtime_args=(*config.runtime_args, *runtime_args),
+        compress=config.compress,
     )

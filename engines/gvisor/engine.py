@@ -121,6 +121,7 @@ class GvisorEngine:
         journal.rootfs = str(rootfs_path)
         journal.sandbox, journal.sandbox_start = container.pid, start_time(container.pid)
         journal.was_paused = container.status == "paused"
+        compression = f"--compression={'flate-best-speed' if self._settings.compress else 'none'}"
         with calls.Guarded(journal, request.timeout_s) as guarded:
             if made:
                 request.image_path.mkdir(mode=0o700)
@@ -133,7 +134,7 @@ class GvisorEngine:
                 guarded,
                 words,
                 "checkpoint",
-                *("--image-path", str(request.image_path), "--leave-running", "--compression=none"),
+                *("--image-path", str(request.image_path), "--leave-running", compression),
                 request.container_id,
             )
             source.record(self._runsc.version()).write(request.image_path)
@@ -156,7 +157,7 @@ class GvisorEngine:
             frozen_s=now - frozen_since,
             total_s=now - started,
             image_bytes=sum(sizes.values()),
-            pages_bytes=sizes.get("pages.img", 0),
+            pages_bytes=sizes[image.STATE if self._settings.compress else "pages.img"],
         )
 
     def _run_dump(self, guarded: calls.Guarded, words: str, *argv: str) -> None:

@@ -29,7 +29,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         **settings(
             tmp_path,
             'engine = "criu"\ncheckpoint_timeout_s = 5\nrestore_timeout_s = 2.5\nallowed_hooks = ["/a"]\n'
-            'archive_roots = ["/srv"]\n',
+            'archive_roots = ["/srv"]\ncompress = true\n',
         ),
         "STATE": "/s",
         "STORE": "/t",
@@ -41,6 +41,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
     assert (config.checkpoint_timeout_s, config.restore_timeout_s) == (5.0, 2.5)
     assert config.allowed_hooks == ("/a",)
     assert config.archive_roots == (Path("/srv"),)
+    assert config.compress
     assert config.foreign_annotations
 
 
@@ -51,6 +52,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         ("colour = 3", "unknown key 'colour'; known keys: "),
         ('checkpoint_timeout_s = "3"', "'checkpoint_timeout_s' has a value of the wrong kind"),
         ("checkpoint_timeout_s = true", "wrong kind"),
+        ("compress = 1", "wrong kind"),
         ("checkpoint_timeout_s = -1", "wrong kind"),
         ('allowed_hooks = "/a"', "wrong kind"),
         ('allowed_hooks = ["a"]', "must be a list of absolute paths"),
