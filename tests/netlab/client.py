@@ -28,6 +28,7 @@ import time
 from typing import Any
 
 CHUNK = 65536
+CONNECT_S = 10.0
 DRAIN_S = 20.0
 END = 2**64 - 1
 
@@ -119,12 +120,7 @@ class Stream(Flow):
 
     def __init__(self, mode: str, address: str, period_ms: float) -> None:
         super().__init__(mode, address, period_ms)
-        self.socket = socket.socket(self.family, socket.SOCK_STREAM)
-        if mode == "push":
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * CHUNK)
-        self.socket.settimeout(10)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.connect((address, 7000))
+        self.socket = self._connected(address)
         self.socket.send({"echo": b"E", "duplex": b"D", "push": b"P", "sink": b"S"}[mode])
         self.socket.setblocking(False)
         self.out = bytearray()
@@ -132,6 +128,24 @@ class Stream(Flow):
         self.tail: list[int] = []  # the server's account, once it has begun
         self.closing = False
         self.shut = False
+
+    def _connected(self, address: str) -> socket.socket:
+        """Connect; the server may still be about to listen."""
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            connection = socket.socket(self.family, socket.SOCK_STREAM)
+            if self.mode == "push":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * CHUNK)
+            connection.settimeout(CONNECT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                connection.connect((address, 7000))
+                return connection
+            except ConnectionRefusedError:
+                connection.close()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def due(self) -> None:
         number = {"echo": 1, "duplex": 4, "sink": 128}.get(self.mode, 0)

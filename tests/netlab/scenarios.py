@@ -8,12 +8,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.netlab import redis
 from tests.netlab.nodes import Kind, Lab, Node
 from tests.netlab.pods import Containers, Pod, build_server
 from tests.netlab.report import Row
 from tests.netlab.traffic import Client, both_ways, mixed
-
-SERVER = ("/bin/server",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +21,7 @@ class Plan:
 
     asleep_s: how long a suspended pod sleeps. rounds: of what is measured. back_and_forth: migrations in a
     row. connections: at once, in the crowd. kinds: how many kinds of traffic a suspended pod is tried with.
+    load_s: how long a benchmark would run undisturbed.
     """
 
     root: Path
@@ -30,16 +30,17 @@ class Plan:
     rounds: int = 5
     back_and_forth: int = 20
     connections: int = 100
+    load_s: float = 4.0
     kinds: int = 4
 
 
 class Stage:
-    """A lab with one pod on the first node, in which the server runs."""
+    """A lab with one pod on the first node, in which a program runs. lower: the layer that has it."""
 
-    def __init__(self, lab: Lab, plan: Plan, *, mebibytes: int = 1) -> None:
+    def __init__(self, lab: Lab, lower: Path, argv: Sequence[str]) -> None:
         self.lab = lab
-        self.plan = plan
-        self.argv = (*SERVER, str(mebibytes))
+        self.lower = lower
+        self.argv = argv
         self.containers = Containers(lab)
         self.clients: list[Client] = []
         self.container_id = f"{lab.tag}-server"
@@ -54,9 +55,7 @@ class Stage:
 
     def bundle(self, pod: Pod) -> Path:
         """A bundle for the server in a pod."""
-        return self.containers.bundle(
-            pod.node, self.container_id, self.plan.server, self.argv, pod.netns_path
-        )
+        return self.containers.bundle(pod.node, self.container_id, self.lower, self.argv, pod.netns_path)
 
     def client(self, flows: Sequence[str]) -> Client:
         """A connected client on the client host."""
@@ -75,10 +74,17 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(plan: Plan, kind: Kind, name: str, *, mebibytes: int = 1) -> Generator[Stage]:
-    """A stage in a directory of its own, taken down at the end."""
-    lab = Lab(kind, plan.root / f"{name}-{kind}")
-    place = Stage(lab, plan, mebibytes=mebibytes)
+def stage(
+    plan: Plan,
+    kind: Kind,
+    name: str,
+    *,
+    lower: Path | None = None,
+    argv: Sequence[str] = ("/bin/server", "1"),
+) -> Generator[Stage]:
+    """A stage in a directory of its own, taken down at the end. lower, argv: the program; by default server.c
+    with a mebibyte of memory."""
+    place = Stage(Lab(kind, plan.root / f"{name}-{kind}"), lower or plan.server, argv)
     try:
         yield place
     finally:
@@ -131,7 +137,17 @@ def sleep_and_wake(place: Stage, asleep_s: float) -> dict[str, float]:
     return {"checkpoint": (slept - begun) * 1000, "restore": (awake - waking) * 1000}
 
 
-SCENARIOS: dict[str, Callable[[Plan], list[Row]]] = {"suspend": suspend}
+def redis_suspended(plan: Plan) -> list[Row]:
+    """redis sleeps and wakes up while redis-benchmark is connected."""
+    with stage(plan, "l2", "redis", lower=redis.layer(), argv=redis.ARGV) as place:
+        server = redis.Redis(place.lab.client, place.pod.ips[0])
+        with server.under_load(plan.load_s) as tally:
+            phases = sleep_and_wake(place, plan.asleep_s)
+    name = f"redis-benchmark, {redis.N_CLIENTS} clients: suspend {plan.asleep_s:g} s"
+    return [Row(scenario="redis-suspended", name=name, network="l2", tally=tally, phases_ms=phases)]
+
+
+SCENARIOS: dict[str, Callable[[Plan], list[Row]]] = {"suspend": suspend, "redis-suspended": redis_suspended}
 
 
 def play(plan: Plan, name: str) -> list[Row]:
@@ -149,7 +165,16 @@ def full(root: Path, server: Path) -> Plan:
 
 def short(root: Path, server: Path) -> Plan:
     """As much as a test suite has time for."""
-    return Plan(root=root, server=server, asleep_s=1.0, rounds=1, back_and_forth=2, connections=20, kinds=2)
+    return Plan(
+        root=root,
+        server=server,
+        asleep_s=1.0,
+        rounds=1,
+        back_and_forth=2,
+        connections=20,
+        kinds=2,
+        load_s=1.5,
+    )
 
 
 __all__ = ["SCENARIOS", "Plan", "build_server", "full", "play", "short"]
