@@ -88,7 +88,7 @@ class HostLocal:
         """network: the name in CNI's configuration. ranges: what the plugin may give; () if not known."""
         if not _NETWORK_NAME.fullmatch(network):
             raise NetworkError(
-                f"could not use the network name '{network}': CNI allows letters, digits and _.-"
+                f"could not use network '{network}': CNI allows letters, digits and _.- in a name; correct it"
             )
         self.path = data_dir / network
         self._ranges = tuple(ranges)
@@ -105,7 +105,8 @@ class HostLocal:
                 break
         else:
             raise NetworkError(
-                f"could not use network '{conf.get('name')}': its addresses are not host-local's"
+                f"could not use network '{conf.get('name')}': host-local does not give its addresses; "
+                "see `torpor net pin` for other plugins"
             )
         return cls(str(conf["name"]), Path(ipam.get("dataDir") or DEFAULT_DATA_DIR), tuple(_ranges(ipam)))
 
@@ -196,8 +197,9 @@ class HostLocal:
 
     def _write(self, address: _IPAddress, owner: Owner) -> None:
         """Complete, on disk, and in place by one rename: host-local reads without knowing of us."""
-        # Not an address, so that host-local, should we be killed here, takes it for no lease.
-        new = self.path / f"{RESERVED_PREFIX}{os.getpid()}.new"
+        # Not an address, so that host-local, should we be killed here, takes it for no lease. Whoever has the
+        # lock has this name.
+        new = self.path / f"{RESERVED_PREFIX}lease.new"
         with new.open("wb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(f"{owner.container_id}\r\n{owner.ifname}".encode())
