@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,20 +25,21 @@ import msgspec
 
 from netmig import nft
 from netmig.errors import NetworkError
+from netmig.places import Place, place_of
 
 if TYPE_CHECKING:
     from netmig.ns import Netns
 
 PREFIX = "torpor-hold-"
 CRIU_PREFIX = "CRIU-"
-SCHEMA = 1
 
 _CRIU_MARK = 0xC114  # SOCCR_MARK
 _MAX_NAME = 128  # the kernel takes twice as much
 _BEFORE_ALL = -500  # before conntrack and everybody's own rules
 
-Purpose = Literal["call", "migration"]
-"""Who may release a hold: `recover`, once the process that made it is gone; or only its migration."""
+Until = Literal["call", "decision"]
+"""How long a hold is meant to last: as long as the process that placed it, so that `recover` may release it
+after that; or until somebody decides, as in a migration whose two sides must not both go on."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,18 +52,15 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The record of one hold.
 
-    device, inode: of the namespace, since another may lie at its path later. boot: the kernel's boot id; no
-    hold outlives it. owner: of whom it tells (a container's id, a migration's name), for people.
+    boot: the kernel's boot id; no hold outlives it. owner: a container's id, a migration's name.
     """
 
-    schema: int
+    schema: Literal[1]
     table: str
-    netns_path: str
-    device: int
-    inode: int
+    place: Place
     boot: str
     holder: Holder
-    purpose: Purpose
+    until: Until
     owner: str
     since: float
 
@@ -78,7 +75,7 @@ def lock(
     table: str,
     *,
     records: Path | None = None,
-    purpose: Purpose = "call",
+    until: Until = "call",
     owner: str = "",
 ) -> None:
     """Let nothing into the namespace or out of it. Again does no harm.
@@ -90,9 +87,10 @@ def lock(
     record: Path | None = None
     if records is not None:
         record = _record_path(records, netns, table)
-        if record.exists() and table in tables(netns):
+        found = read_record(record) if record.exists() else None
+        if isinstance(found, Held) and is_alive(found.holder) and table in tables(netns):
             return  # whoever holds it has the say on its release
-        _write_record(record, netns, table, purpose, owner)
+        _write_record(record, netns, table, until, owner)
     try:
         nft.run(netns, _rules(table))
     except NetworkError:
@@ -125,22 +123,19 @@ def tables(netns: Netns) -> tuple[str, ...]:
     )
 
 
-def records_in(records: Path) -> Iterator[tuple[Path, Held | str]]:
-    """The records in a directory, each with its file; a sentence for one that cannot be read."""
-    for path in sorted(records.glob("*.json")):
-        try:
-            held = msgspec.json.decode(path.read_bytes(), type=Held)
-        except FileNotFoundError:
-            continue  # released meanwhile
-        except (OSError, msgspec.MsgspecError) as error:
-            yield path, f"could not read the hold record {path}: {error}"
-        else:
-            yield path, held
+def read_record(path: Path) -> Held | str | None:
+    """A record; a sentence if it cannot be read, None if it is gone."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Held)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        return f"could not read hold record '{path}': {error}; look at the namespace, and remove the file"
 
 
 def is_alive(holder: Holder) -> bool:
     """Does the process that placed a hold still run?"""
-    return _start_of(holder.pid) == holder.start
+    return process_start(holder.pid) == holder.start
 
 
 def boot_id() -> str:
@@ -175,21 +170,17 @@ def _check_name(table: str) -> None:
 
 
 def _record_path(records: Path, netns: Netns, table: str) -> Path:
-    status = os.fstat(netns.fileno())
-    return records / f"{table}.{status.st_dev}-{status.st_ino}.json"
+    return records / f"{table}.{netns.inode}.json"
 
 
-def _write_record(path: Path, netns: Netns, table: str, purpose: Purpose, owner: str) -> None:
-    status = os.fstat(netns.fileno())
+def _write_record(path: Path, netns: Netns, table: str, until: Until, owner: str) -> None:
     held = Held(
-        schema=SCHEMA,
+        schema=1,
         table=table,
-        netns_path=str(netns.path),
-        device=status.st_dev,
-        inode=status.st_ino,
+        place=place_of(netns),
         boot=boot_id(),
-        holder=Holder(pid=os.getpid(), start=_start_of(os.getpid()) or 0),
-        purpose=purpose,
+        holder=Holder(pid=os.getpid(), start=process_start(os.getpid()) or 0),
+        until=until,
         owner=owner,
         since=time.time(),
     )
@@ -211,7 +202,8 @@ def _write_record(path: Path, netns: Netns, table: str, purpose: Purpose, owner:
         os.close(directory)
 
 
-def _start_of(pid: int) -> int | None:
+def process_start(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks since its boot; None if it does not run any more."""
     with suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[19]) if fields[0] not in "ZX" else None

@@ -254,11 +254,12 @@ def test_a_record_comes_before_the_table_and_goes_after_it(
 
     monkeypatch.setattr(nft, "run", spy)
     hold.lock(pod.netns, TABLE, records=tmp_path, owner="web")
-    hold.lock(pod.netns, TABLE, records=tmp_path, purpose="migration", owner="another")
+    hold.lock(pod.netns, TABLE, records=tmp_path, until="decision", owner="another")
     assert set(seen) == {1}
-    [(_, held)] = hold.records_in(tmp_path)
+    [path] = tmp_path.iterdir()
+    held = hold.read_record(path)
     assert isinstance(held, hold.Held)
-    assert (held.table, held.owner, held.purpose, held.inode) == (TABLE, "web", "call", pod.netns.inode)
+    assert (held.table, held.owner, held.until, held.place.inode) == (TABLE, "web", "call", pod.netns.inode)
     assert hold.is_alive(held.holder)
     hold.unlock(pod.netns, TABLE, records=tmp_path)
     assert set(seen) == {1}
