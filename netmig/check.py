@@ -1,0 +1,267 @@
+"""Can a namespace on this node become an identity? Asked before anything is touched, on either side."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from netmig import claim, rtnl
+from netmig.capture import IFF_UP, capture, link_kind
+from netmig.errors import NetworkError
+from netmig.identity import Identity, Link, diff, global_addresses
+from netmig.ns import Netns
+from netmig.rtnl import Message
+from netmig.shape import pair_by_name
+
+Code = Literal["bridge", "forwarding", "interface", "ipv6", "kind", "mtu", "name", "route"]
+
+_UNICAST = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Why it cannot, and what to do, in one sentence."""
+
+    code: Code
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class Refused(NetworkError):
+    """The namespace cannot become the identity; nothing was touched."""
+
+    def __init__(self, problems: Collection[Problem], netns: Netns) -> None:
+        """problems: at least one."""
+        self.problems = tuple(problems)
+        super().__init__(
+            f"could not give network namespace '{netns.path}' a pod's identity: "
+            + "; ".join(str(problem) for problem in problems)
+        )
+
+
+def check(
+    identity: Identity,
+    netns: Netns | None,
+    host: Netns,
+    *,
+    adopt: bool = False,
+    routed: bool = False,
+    peers: Iterable[str] = (),
+) -> list[Problem]:
+    """What keeps a namespace from becoming the identity of a pod; empty if nothing does.
+
+    netns: None if it is still to be made. host: the node that its veths lead to.
+    adopt: the namespace has been set up by a network plugin, whose interfaces are taken over.
+    routed: the host ends go into no bridge, the node routes to them.
+    peers: addresses at the other end of established connections, each of which must have a way.
+    Asks the segment for gateways that are not the node's own: 15 ms, 0.3 s for one that is silent.
+    Raises NetworkError if it cannot look.
+    """
+    now = capture(netns, host) if netns is not None else Identity()
+    found = problems_of(identity, now, host, adopt=adopt, routed=routed)
+    with host.ipr() as node:
+        for peer in peers:
+            if not _has_way(identity, peer) or (routed and not rtnl.has_route(node, peer)):
+                found.append(_no_route(f"there is no route to {peer}, which the pod is connected to"))
+        own = {
+            one.attributes.get("IFA_LOCAL") or one.attributes["IFA_ADDRESS"] for one in rtnl.addresses(node)
+        }
+    if not found and not routed:
+        pairs = pair_by_name(identity, now) if adopt else {}
+        for bridge, gateways in _gateways(identity, pairs).items():
+            if foreign := gateways - own:
+                answered = {one.ip for one in claim.probe(host, bridge, foreign)}
+                found += [
+                    _no_route(f"nobody on bridge '{bridge}' answers for the pod's gateway {gateway}")
+                    for gateway in sorted(foreign - answered)
+                ]
+    return found
+
+
+def problems_of(
+    identity: Identity, now: Identity, host: Netns, *, adopt: bool, routed: bool
+) -> list[Problem]:
+    """The same for a namespace that was looked at already, without gateways and peers."""
+    with host.ipr() as node:
+        links = {str(one.attributes["IFLA_IFNAME"]): one for one in rtnl.links(node)}
+    found = _ipv6(identity, now, host)
+    if routed:
+        found += _forwarding(identity, host)
+    if len(now.links) > 1 and not diff(identity, now):
+        return found
+    pairs = pair_by_name(identity, now) if adopt else {}
+    present = [link for link in now.links if link.kind != "loopback" and link not in pairs.values()]
+    names = ", ".join(f"'{link.name}'" for link in present)
+    if present and adopt:
+        found.append(
+            Problem(
+                code="interface",
+                sentence=f"the namespace has {names} and the pod has not; give it the pod's networks only",
+            )
+        )
+    elif present:
+        found.append(
+            Problem(
+                code="name",
+                sentence=f"the namespace has {names} already; adopt that, or give an empty namespace",
+            )
+        )
+    for link in identity.links:
+        if link.kind == "loopback":
+            continue
+        have = pairs.get(link.name)
+        found += _adopted(link, have, routed) if have is not None else _made(link, links)
+        bridge = _bridge_of(link, have)
+        if bridge is not None and not routed:
+            found += _bridge(bridge, link, links)
+    return found
+
+
+def _adopted(link: Link, have: Link, routed: bool) -> list[Problem]:
+    if have.kind != link.kind:
+        sentence = (
+            f"interface '{have.name}' is of kind {have.kind} here and {link.kind} at the pod; "
+            "use the same network plugin"
+        )
+        return [Problem(code="kind", sentence=sentence)]
+    found: list[Problem] = []
+    if have.mtu < link.mtu:
+        found.append(_mtu(f"interface '{have.name}'", have.mtu, link))
+    if have.kind == "veth" and have.host is None:
+        sentence = f"the other end of '{have.name}' is not on this node; name the node's own namespace"
+        found.append(Problem(code="interface", sentence=sentence))
+    elif have.host is not None and have.host.bridge is None and not routed:
+        sentence = f"the other end of '{have.name}' is in no bridge; let the node route to the pod instead"
+        found.append(Problem(code="bridge", sentence=sentence))
+    return found
+
+
+def _made(link: Link, links: Mapping[str, Message]) -> list[Problem]:
+    if link.kind != "veth":
+        sentence = (
+            f"interface '{link.name}' is of kind {link.kind}, which cannot be made here; "
+            "let the network plugin make it, and adopt it"
+        )
+        return [Problem(code="kind", sentence=sentence)]
+    if link.host is None:
+        sentence = (
+            f"it is not known what interface '{link.name}' was connected to; "
+            "capture the identity with the node's namespace at hand"
+        )
+        return [Problem(code="interface", sentence=sentence)]
+    if link.host.name in links:
+        sentence = f"this node has an interface '{link.host.name}' already; give the new one another name"
+        return [Problem(code="name", sentence=sentence)]
+    return []
+
+
+def _bridge(name: str, link: Link, links: Mapping[str, Message]) -> list[Problem]:
+    bridge = links.get(name)
+    if bridge is None:
+        sentence = (
+            f"bridge '{name}' is not on this node; create it, or name the one that is on the pod's network"
+        )
+        return [Problem(code="bridge", sentence=sentence)]
+    if link_kind(bridge) != "bridge":
+        sentence = f"'{name}' is no bridge on this node; name the one that is on the pod's network"
+        return [Problem(code="bridge", sentence=sentence)]
+    if not bridge.header["flags"] & IFF_UP:
+        return [Problem(code="bridge", sentence=f"bridge '{name}' is down; set it up")]
+    # What leads out of the node must carry it too: a bridge drops what is too long for a port, silently.
+    index = bridge.header["index"]
+    ports = {
+        port: one
+        for port, one in links.items()
+        if one.attributes.get("IFLA_MASTER") == index and link_kind(one) != "veth"
+    }
+    return [
+        _mtu(what, one.attributes["IFLA_MTU"], link)
+        for what, one in [
+            (f"bridge '{name}'", bridge),
+            *((f"port '{port}' of bridge '{name}'", one) for port, one in sorted(ports.items())),
+        ]
+        if one.attributes["IFLA_MTU"] < link.mtu
+    ][:1]
+
+
+def _mtu(what: str, size: int, link: Link) -> Problem:
+    return Problem(
+        code="mtu",
+        sentence=(
+            f"{what} carries {size} bytes here and the pod's '{link.name}' {link.mtu}: its connections would "
+            "stall; raise the MTU"
+        ),
+    )
+
+
+def _ipv6(identity: Identity, now: Identity, host: Netns) -> list[Problem]:
+    where = "net/ipv6/conf/all/disable_ipv6"
+    ours = [one.ip for one in global_addresses(identity) if one.version == 6]
+    if not ours or where in identity.sysctls:
+        return []
+    try:
+        off = host.sysctl(where) == "1" or now.sysctls.get(where) == "1"
+    except NetworkError:
+        off = True
+    if not off:
+        return []
+    sentence = f"IPv6 is off here and the pod has {ours[0]}; turn it on (net.ipv6.conf.all.disable_ipv6=0)"
+    return [Problem(code="ipv6", sentence=sentence)]
+
+
+def _forwarding(identity: Identity, host: Netns) -> list[Problem]:
+    families = {one.version for one in global_addresses(identity)}
+    names = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
+    return [
+        Problem(
+            code="forwarding",
+            sentence=f"this node does not forward packets to the pod; set {name.replace('/', '.')}=1",
+        )
+        for family, name in names.items()
+        if family in families and _is_off(host, name)
+    ]
+
+
+def _is_off(host: Netns, name: str) -> bool:
+    try:
+        return host.sysctl(name) == "0"
+    except NetworkError:
+        return False  # no IPv6 at all, which is told otherwise
+
+
+def _no_route(cause: str) -> Problem:
+    return Problem(code="route", sentence=f"{cause}; choose a node on the pod's network")
+
+
+def _has_way(identity: Identity, peer: str) -> bool:
+    address = ipaddress.ip_address(peer)
+    near = [
+        ipaddress.ip_network(f"{one.peer or one.ip}/{one.prefix}", strict=False) for one in identity.addresses
+    ]
+    far = [ipaddress.ip_network(route.destination) for route in identity.routes if route.kind == _UNICAST]
+    return any(address in network for network in (*near, *far))
+
+
+def _bridge_of(link: Link, have: Link | None) -> str | None:
+    end = have.host if have is not None else link.host
+    return end.bridge if end is not None else None
+
+
+def _gateways(identity: Identity, pairs: Mapping[str, Link]) -> dict[str, set[str]]:
+    """The gateways that the pod uses, by the bridge that they are behind."""
+    bridges = {link.name: _bridge_of(link, pairs.get(link.name)) for link in identity.links}
+    found: dict[str, set[str]] = {}
+    for route in identity.routes:
+        hops: list[dict[str, Any]] = [
+            {"oif": route.attributes.get("RTA_OIF"), "attrs": list(route.attributes.items())}
+        ]
+        hops += route.attributes.get("RTA_MULTIPATH", [])
+        for hop in hops:
+            bridge, gateway = bridges.get(hop["oif"]), dict(hop["attrs"]).get("RTA_GATEWAY")
+            if bridge is not None and gateway is not None:
+                found.setdefault(bridge, set()).add(str(gateway))
+    return found
