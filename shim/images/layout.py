@@ -23,6 +23,7 @@ NEEDS = "needs.json"
 CONFIG_DUMP = "config.dump"
 SPEC_DUMP = "spec.dump"
 NETWORK_STATUS = "network.status"
+NETWORK = "network.json"  # the identity of the container's network namespace, where it was not its own
 ROOTFS_DIFF = "rootfs-diff.tar"
 DELETED_FILES = "deleted.files"
 DUMP_LOG = "dump.log"
