@@ -66,18 +66,25 @@ class Wish:
         return not self.bare or recorded_name == self.container_name
 
 
-def read(spec: Mapping[str, Any], *, foreign: bool) -> Wish:
+def read(spec: Mapping[str, Any], *, foreign: bool, whole_pod: bool = False) -> Wish:
     """What the annotations of an OCI spec ask for.
 
-    foreign: obey other tools' annotations too.
+    foreign: obey other tools' annotations too. whole_pod: the runtime sleeps and wakes pods as a whole, so
+    that the pause container is asked too.
     Raises AdmissionRefused with one sentence for anything that is unknown, malformed or dangerous.
     """
     annotations = _annotations(spec)
     _refuse_criu(annotations)
     pod = identify(annotations)
     name = pod.container_name
+    if pod.sandbox and whole_pod:
+        return _of_pod(annotations, pod.namespace, foreign=foreign)
     if pod.sandbox:
         return Wish(container_name=name, sandbox=True, namespace=pod.namespace)
+    return _of_container(annotations, name, pod.namespace, foreign=foreign)
+
+
+def _of_container(annotations: Mapping[str, str], name: str, namespace: str, *, foreign: bool) -> Wish:
     asked = _asked(annotations, name)
     restore_from = asked.get("restore-from")
     foreign_path = _foreign_path(annotations, name) if foreign else None
@@ -97,11 +104,34 @@ def read(spec: Mapping[str, Any], *, foreign: bool) -> Wish:
         engine=value.get("engine"),
         checkpointable=value.get("checkpointable") == "true",
         container_name=name,
-        namespace=pod.namespace,
+        namespace=namespace,
     )
 
 
 # --- torpor's own keys ---------------------------------------------------------------------------------
+
+
+def _of_pod(annotations: Mapping[str, str], namespace: str, *, foreign: bool) -> Wish:
+    """What the containers of a pod together ask of their pause container."""
+    keys = [key.removeprefix(PREFIX) for key in annotations if key.startswith(PREFIX)]
+    names = {key.partition(".")[2] for key in keys} - {""}
+    wishes = [_of_container(annotations, name, namespace, foreign=foreign) for name in names or {"-"}]
+    asking = [wish for wish in wishes if wish.restore_from]
+    images = sorted({wish.restore_from or "" for wish in asking})
+    if len(images) > 1:
+        raise AdmissionRefused(
+            f"could not read the annotations: the pod names the images {', '.join(images)}, but gVisor "
+            "restores a pod from one image; name one"
+        )
+    if not asking:
+        return Wish(sandbox=True, namespace=namespace)
+    return Wish(
+        restore_from=images[0],
+        use=asking[0].use if len({wish.use for wish in asking}) == 1 else None,
+        on_failure="fail" if any(wish.on_failure == "fail" for wish in asking) else "cold-start",
+        sandbox=True,
+        namespace=namespace,
+    )
 
 
 def _asked(annotations: Mapping[str, str], name: str) -> dict[str, tuple[bool, str]]:

@@ -13,7 +13,7 @@ from shim.argv import Call, parse
 # name a file whose scripts run as root), and, where the node allows them, those of other tools.
 OURS = (b"torpor.dev/", b"org.criu.")
 FOREIGN = (b"restore.criu.org/",)
-# What containerd and CRI-O write on the containers of pods, which runsc cannot run for them.
+# What containerd and CRI-O write on the containers of pods, to which runsc gives no process of their own.
 PODS = (b"io.kubernetes.cri",)
 
 _HELD_VERBS = ("start", "state", "exec", "pause", "resume")
@@ -92,6 +92,8 @@ def decide(call: Call, settings: dict[str, str]) -> bool:
         return False
     if verb in _HELD_VERBS:
         return bool(call.args) and _exists(call, settings, "held")
+    if verb == "kill":  # callers know runc's answers
+        return settings.get("HANDLER") == "RUNSC" and bool(call.args)
     if verb == "delete":
         return len(call.args) == 1 and _exists(call, settings, "")
     if verb in ("checkpoint", "restore"):

@@ -32,6 +32,7 @@ class Pod:
 
     caller: str = ""
     sandbox: bool = False
+    sandbox_id: str = ""  # of the pause container; only containerd tells
     container_name: str = ""
     name: str = ""
     namespace: str = ""
@@ -52,6 +53,7 @@ def identify(annotations: Mapping[str, str]) -> Pod:
     return Pod(
         caller=_caller(annotations),
         sandbox=annotations.get(_CONTAINERD_TYPE) == "sandbox",
+        sandbox_id=annotations.get(f"{_CONTAINERD}sandbox-id", ""),
         container_name=annotations.get(f"{_CONTAINERD}container-name", ""),
         name=annotations.get(f"{_CONTAINERD}sandbox-name", ""),
         namespace=annotations.get(f"{_CONTAINERD}sandbox-namespace", ""),

@@ -24,6 +24,7 @@ from engines.api import (
     Restored,
     RestoreRequest,
 )
+from engines.pods import PodEngine
 from shim import admission, bundle, log, network, state, timing
 from shim.annotations import Use, Wish
 from shim.config import Config
@@ -193,6 +194,8 @@ def _judge(
             f"could not restore image '{what}' with network: keep: engine {engine.name} cannot keep "
             "connections; use network: new"
         )
+    if isinstance(engine, PodEngine) and (cause := engine.misfit(image.checkpoint_path, spec)):
+        raise AdmissionRefused(f"could not restore image '{what}': {cause}; choose another image")
     if isinstance(engine, Judge):
         admission.refuse(engine.judge(image.checkpoint_path), what=what)
     return findings, tcp

@@ -5,6 +5,7 @@ An engine that cannot hold a container restores it here: into the container that
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from engines import registry
@@ -62,18 +63,21 @@ def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: C
     image = store.resolve(parse_reference(found.image, namespace=""))
     if isinstance(engine, Judge):
         admission.refuse(engine.judge(image.checkpoint_path), what=found.image)
-    if found.use == "move":
-        store.consume(image, by=found.container_id)
-    state.advance(directory, found, "restoring")
     try:
-        restored = engine.restore(
-            RestoreRequest(
-                container_id=found.container_id,
-                bundle_path=Path(found.bundle),
-                image_path=image.checkpoint_path,
-                timeout_s=config.restore_timeout_s,
+        with _frame(directory, found) as makes_it_run:
+            if found.use == "move" and makes_it_run:
+                store.consume(image, by=found.container_id)
+            state.advance(directory, found, "restoring")
+            restored = engine.restore(
+                RestoreRequest(
+                    container_id=found.container_id,
+                    bundle_path=Path(found.bundle),
+                    image_path=image.checkpoint_path,
+                    timeout_s=config.restore_timeout_s,
+                )
             )
-        )
+    except ShimError:  # nothing was touched
+        raise
     except BaseException as error:
         log.keep(error, config.state_path, found.container_id)
         log.audit(
@@ -83,6 +87,10 @@ def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: C
             image=found.image,
             verdict=f"failed: {error}",
         )
+        if (directory / state.ATTENDANT).exists():
+            from shim import attendant
+
+            attendant.end(directory)
         state.remove(directory)
         raise
     timing.record(
@@ -99,6 +107,15 @@ def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: C
             restored=restored,
         ),
     )
+
+
+def _frame(directory: Path, found: ContainerState) -> contextlib.AbstractContextManager[bool]:
+    """What stands around a restore: in a pod that is restored as a whole, the other containers."""
+    if not found.sandbox_id:
+        return contextlib.nullcontext(enter_result=True)
+    from shim import members
+
+    return members.joining(directory, found)
 
 
 def _consume(config: Config, found: ContainerState) -> None:

@@ -26,6 +26,7 @@ HELD = "held"
 STATE = "state.json"
 LOCK = "lock"
 ENGINE = "engine"
+ATTENDANT = "attendant"  # see `shim.attendant`
 JOURNALS = "*-call.json"  # what engines write before they touch anything
 
 ContainerPhase = Literal["restoring", "held", "running"]
@@ -38,6 +39,8 @@ class ContainerState:
     phase: `restoring` (a call is at work, or died there), `held` (waits for `start`), `running`.
     image: its reference as text; digest: of its manifest; use: `move` images are consumed at `start`.
     created: RFC 3339. hostname: of the UTS namespace that the container shares, while it is restored.
+    For pods that an engine restores as a whole: sandbox_id is that of the pod's pause container; in its own
+    state, awaited are the names of the containers in the image that were not restored yet.
     """
 
     container_id: str
@@ -50,6 +53,9 @@ class ContainerState:
     use: Literal["clone", "move"]
     created: str
     hostname: str = ""
+    sandbox_id: str = ""
+    container_name: str = ""
+    awaited: tuple[str, ...] = ()
     schema: int = 1
 
 
@@ -184,7 +190,8 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
         yield
     finally:
         # An engine's journal that is still there is for its guardian, or for the next call, to undo.
-        settled = not (directory / STATE).exists() and not list(directory.glob(JOURNALS))
+        kept = (directory / STATE).exists() or (directory / ATTENDANT).exists()
+        settled = not kept and not list(directory.glob(JOURNALS))
         if create and settled and _is_open(directory / LOCK, descriptor):
             remove(directory)
         os.close(descriptor)

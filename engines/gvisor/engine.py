@@ -1,6 +1,7 @@
 """The gVisor engine: checkpoints and restores containers through the real runsc.
 
-gVisor saves a whole sandbox, so a container is dumped only if it is alone in its sandbox. runsc kills a
+gVisor saves a whole sandbox, so the image of a container of a pod holds the pod. It is restored container by
+container, the sandbox first, each with the same image; nothing runs before the last one. runsc kills a
 container whose checkpoint fails unless it is told to leave it running; so the engine always does that, pauses
 the container itself, and ends it itself once the image is complete.
 
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from engines.api import (
     Capability,
@@ -39,7 +42,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.gvisor import calls, image, judge, preflight, probe, terminal
+from engines.gvisor import calls, image, judge, pod, preflight, probe, terminal
 from engines.gvisor.journal import WORK, Journal, start_time
 from engines.gvisor.runsc import Container, Runsc, read_spec
 from engines.gvisor.undo import undo_pending
@@ -78,6 +81,17 @@ class GvisorEngine:
 
         head, record = _open_image(image_path, f"could not inspect image '{image_path}'")
         return needs_of(head, record)
+
+    def inspect_pod(self, image_path: Path, /) -> dict[str, Needs]:
+        """See `engines.pods.PodEngine`. Raises ImageNotFound, ImageCorrupt."""
+        from engines.gvisor.inspect import pod_needs
+
+        head, record = _open_image(image_path, f"could not inspect image '{image_path}'")
+        return pod_needs(head, record)
+
+    def misfit(self, image_path: Path, spec: Mapping[str, Any], /) -> str:
+        """See `engines.pods.PodEngine`. Raises ImageNotFound, ImageCorrupt."""
+        return pod.misfit(_open_image(image_path, f"could not inspect image '{image_path}'")[1], spec)
 
     def judge(self, image_path: Path, /) -> tuple[Finding, ...]:
         """What would keep this node's runsc, as it is set up, from restoring an image.
@@ -120,6 +134,7 @@ class GvisorEngine:
         journal.image_made = made
         journal.rootfs = str(rootfs_path)
         journal.sandbox, journal.sandbox_start = container.pid, start_time(container.pid)
+        journal.sandbox_id = self._runsc.ids().get(request.container_id, "")
         journal.was_paused = container.status == "paused"
         compression = f"--compression={'flate-best-speed' if self._settings.compress else 'none'}"
         with calls.Guarded(journal, request.timeout_s) as guarded:
@@ -193,10 +208,13 @@ class GvisorEngine:
             )
         self._runsc.check_id(request.container_id, words)
         _refuse(judge.judge(head, record, self._settings, self._runsc), words)
+        if cause := pod.misfit(record, spec):
+            raise ImageIncompatible(f"{words}: {cause}; choose another image")
         journal = self._journal("restore", request.container_id, request.image_path, request.bundle_path)
         journal.rootfs = str(request.bundle_path / spec["root"]["path"])
         if found:
             journal.sandbox, journal.sandbox_start = found.pid, start_time(found.pid)
+            journal.sandbox_id = self._runsc.ids().get(request.container_id, "")
         with calls.Guarded(journal, request.timeout_s) as guarded:
             if found is None:
                 console = ["--console-socket", str(request.console_socket_path)]
@@ -219,9 +237,14 @@ class GvisorEngine:
                 guarded,
                 words,
                 *("restore", "--detach", "--image-path", str(request.image_path), request.container_id),
+                inherit=bool(pod.name_of(spec)),  # runsc takes the streams of a pod's container only now
             )
             restore_s = time.monotonic() - since
-            self._settle(guarded, words, request.container_id)
+            others = self._runsc.fellows(request.container_id)
+            if sum(other.status == "running" for other in others) + 1 >= len(
+                record.pod
+            ):  # else none runs yet
+                self._settle(guarded, words, request.container_id)
             if request.pid_file_path:
                 draft = request.pid_file_path.with_name(f".{request.pid_file_path.name}")
                 draft.write_text(str(found.pid))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +27,15 @@ _MAX_HEADER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
+class Member:
+    """One container of a dumped pod: see `Record` for its parts."""
+
+    spec: Mapping[str, Any]
+    mounts: Mapping[str, Mapping[str, Any]]
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """What the engine writes down at the dump.
 
@@ -34,6 +43,7 @@ class Record:
     dumped container's specification that say what its processes may do, without arguments and environment.
     mounts: destination as resolved inside the root file system to the specification's entry.
     tasks: its processes. memory_bytes: resident in the sandbox at the dump. terminal: see `terminal.read`.
+    pod: every container of the sandbox by its name, the pause container by ""; empty if there is no pod.
     """
 
     schema: int = SCHEMA
@@ -44,6 +54,7 @@ class Record:
     tasks: tuple[Task, ...] = ()
     memory_bytes: int = 0
     terminal: str = ""
+    pod: Mapping[str, Member] = field(default_factory=dict[str, Member])
 
     def write(self, image_path: Path) -> None:
         """Put the record into an image."""
@@ -89,11 +100,19 @@ def record(image_path: Path) -> Record:
             raise ImageCorrupt(f"{path} has schema {document['schema']}, this is for {SCHEMA}")
         known = {entry.name for entry in fields(Record)}
         values = {key: value for key, value in document.items() if key in known}
-        values["tasks"] = tuple(Task(**task) for task in values["tasks"])
+        values["tasks"] = _tasks(values["tasks"])
+        values["pod"] = {
+            name: Member(spec=part["spec"], mounts=part["mounts"], tasks=_tasks(part["tasks"]))
+            for name, part in values.get("pod", {}).items()
+        }
         return Record(**values)
     except FileNotFoundError as error:
         raise ImageCorrupt(
             f"{image_path} has no {RECORD}, so that nobody knows what its processes may do"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImageCorrupt(f"{path} cannot be read ({error!r})") from error
+
+
+def _tasks(rows: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
+    return tuple(Task(**row) for row in rows)

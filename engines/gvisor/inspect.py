@@ -7,6 +7,7 @@ the processes as `runsc ps` showed them, each with the most that its container's
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from engines.api import IdMapping, MountNeed, Needs, TaskNeeds
@@ -40,6 +41,14 @@ def needs_of(head: Mapping[str, str], record: Record) -> Needs:
         terminal=bool(process.get("terminal")),
         memory_bytes=record.memory_bytes,
     )
+
+
+def pod_needs(head: Mapping[str, str], record: Record) -> dict[str, Needs]:
+    """The needs of each container of a pod's image by its name; empty if it is no pod's."""
+    return {
+        name: needs_of(head, replace(record, spec=part.spec, mounts=part.mounts, tasks=part.tasks))
+        for name, part in record.pod.items()
+    }
 
 
 def _task(task: Task, process: Mapping[str, Any], seccomp: str) -> TaskNeeds:

@@ -28,6 +28,7 @@ class Journal:
     operation: "checkpoint" or "restore". state: the container's state directory.
     image_made: the image directory did not exist before.
     sandbox, sandbox_start: the sandbox's process and its start time (clock ticks), 0 while there is none.
+    sandbox_id: the container whose sandbox it is: the pod's pause container, or the container itself.
     was_paused: by somebody else, before. committed: the source may die, so the image must be kept.
     rootfs: of the container, where runsc leaves a file of its own. bundle: of the container.
     """
@@ -45,6 +46,7 @@ class Journal:
     image_made: bool = False
     sandbox: int = 0
     sandbox_start: int = 0
+    sandbox_id: str = ""
     was_paused: bool = False
     committed: bool = False
     rootfs: str = ""

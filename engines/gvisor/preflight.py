@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from engines.api import DumpFailed, InvalidRequest, NotSupported
-from engines.gvisor import terminal
-from engines.gvisor.image import Record
+from engines.gvisor import pod, terminal
+from engines.gvisor.image import Member, Record
 from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
 
 _SPARE_BYTES = 64 << 20
 _MAX_LINKS = 40  # the kernel's own limit
-_POD_KEYS = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 
 
 class Source:
@@ -31,20 +30,12 @@ class Source:
         self._rootfs = rootfs_path
         self._words = words
         self._setup = setup(sandbox_flags(container.pid))
-        self._tasks: tuple[Task, ...] = ()
+        self._fellows: tuple[pod.Fellow, ...] = ()
+        self._tasks: dict[str, tuple[Task, ...]] = {}
 
     def check_kind(self) -> None:
-        """Raises NotSupported for a container that gVisor cannot dump, or cannot dump alone."""
-        ids = self._runsc.ids()
-        sandbox = ids.get(self._container.id, "")
-        others = sorted(name for name, its in ids.items() if its == sandbox and name != self._container.id)
-        annotations: Mapping[str, Any] = self._spec.get("annotations") or {}
-        if others or sandbox != self._container.id or any(key in annotations for key in _POD_KEYS):
-            raise NotSupported(
-                f"{self._words}: it is part of a pod, and gVisor saves and restores a pod's sandbox "
-                "only as a whole, which torpor cannot do yet; use one outside a pod, or a pod of runc",
-                after="running",
-            )
+        """Raises NotSupported for a container that gVisor cannot dump with all that share its sandbox."""
+        self._fellows = pod.fellows(self._runsc, self._container, self._spec, self._rootfs, self._words)
         if self._setup["network"] == "host":
             raise NotSupported(
                 f"{self._words}: its sandbox uses the host's network (--network=host), which gVisor cannot "
@@ -60,17 +51,21 @@ class Source:
 
     def check_tasks(self) -> None:
         """Raises DumpFailed while an exec session lives: runsc makes an image then that it cannot restore."""
-        tasks = self._runsc.tasks(self._container.id)
-        if not tasks:
-            raise InvalidRequest(f"{self._words}: its sandbox does not answer; look whether it is alive")
-        guests = [task for task in tasks if task.parent == 0 and task.pid != 1]
-        if guests:
-            raise DumpFailed(
-                f"{self._words}: an exec session runs in it ({guests[0].name}, process {guests[0].pid}), and "
-                "runsc could not restore the image; end the session, then try again",
-                after="paused" if self._container.status == "paused" else "running",
-            )
-        self._tasks = tasks
+        for fellow in self._fellows:
+            tasks = self._runsc.tasks(fellow.container.id)
+            if not tasks:
+                raise InvalidRequest(f"{self._words}: its sandbox does not answer; look whether it is alive")
+            # The container's own first process is older than any session.
+            guests = sorted(task.pid for task in tasks if task.parent == 0)[1:]
+            if guests:
+                name = next(task.name for task in tasks if task.pid == guests[0])
+                where = "it" if fellow.container.id == self._container.id else f"'{fellow.name}' of its pod"
+                raise DumpFailed(
+                    f"{self._words}: an exec session runs in {where} ({name}, process {guests[0]}), and "
+                    "runsc could not restore the image; end the session, then try again",
+                    after="paused" if self._container.status == "paused" else "running",
+                )
+            self._tasks[fellow.container.id] = tasks
 
     def check_space(self, directory: Path) -> None:
         """Raises DumpFailed if the sandbox's memory would not fit."""
@@ -86,13 +81,26 @@ class Source:
 
     def record(self, version: str) -> Record:
         """What runsc does not write down. version: runsc's release."""
-        spec = self._spec
-        process, linux = dict(spec.get("process") or {}), dict(spec.get("linux") or {})
-        seccomp = linux.get("seccomp")
-        kept = ("namespaces", "uidMappings", "gidMappings", "maskedPaths", "readonlyPaths")
+        parts = {fellow.container.id: (fellow.name, self._member(fellow)) for fellow in self._fellows}
+        own = parts[self._container.id][1]
+        process: Mapping[str, Any] = self._spec.get("process") or {}
         return Record(
             runsc=version,
             setup=self._setup,
+            spec=own.spec,
+            mounts=own.mounts,
+            tasks=own.tasks,
+            memory_bytes=memory_bytes(self._container.pid),
+            terminal=terminal.read(self._container.pid) if process.get("terminal") else "",
+            pod=dict(parts.values()) if len(parts) > 1 else {},
+        )
+
+    def _member(self, fellow: pod.Fellow) -> Member:
+        spec = fellow.spec
+        process, linux = dict(spec.get("process") or {}), dict(spec.get("linux") or {})
+        seccomp = linux.get("seccomp")
+        kept = ("namespaces", "uidMappings", "gidMappings", "maskedPaths", "readonlyPaths")
+        return Member(
             spec={
                 "process": {key: value for key, value in process.items() if key not in ("args", "env")},
                 "root": {"readonly": bool(spec["root"].get("readonly"))},
@@ -100,17 +108,17 @@ class Source:
                 "seccomp": _digest(seccomp) if seccomp else "",
             },
             mounts={
-                inside(self._rootfs, str(entry.get("destination"))): entry
+                inside(fellow.rootfs_path, str(entry.get("destination"))): entry
                 for entry in spec.get("mounts") or ()
             },
-            tasks=self._tasks,
-            memory_bytes=memory_bytes(self._container.pid),
-            terminal=terminal.read(self._container.pid) if process.get("terminal") else "",
+            tasks=self._tasks[fellow.container.id],
         )
 
 
 def _digest(document: object) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+    """Of a seccomp profile, as manifests of images have it: so that the two can be compared."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def inside(rootfs_path: Path, path: str) -> str:

@@ -29,6 +29,7 @@ class Container:
     id: str
     pid: int
     status: str
+    bundle_path: Path = Path()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,13 @@ class Runsc:
         matches = [match for name in names if (match := _STATE_NAME.fullmatch(name))]
         return {match["container"]: match["sandbox"] for match in matches}
 
+    def fellows(self, container_id: str) -> tuple[Container, ...]:
+        """The other containers of a container's sandbox. Raises EngineUnavailable."""
+        ids = self.ids()
+        sandbox = ids.get(container_id)
+        others = sorted(name for name, its in ids.items() if its == sandbox and name != container_id)
+        return tuple(found for other in others if (found := self.state(other)))
+
     def check_id(self, container_id: str, words: str) -> None:
         """Raises InvalidRequest for an id that runsc could take for another one."""
         longer = sorted(
@@ -109,7 +117,12 @@ class Runsc:
         document = json.loads(answer)
         if document["id"] != container_id:
             return None
-        return Container(id=container_id, pid=int(document["pid"]), status=str(document["status"]))
+        return Container(
+            id=container_id,
+            pid=int(document["pid"]),
+            status=str(document["status"]),
+            bundle_path=Path(document.get("bundle") or ""),
+        )
 
     def tasks(self, container_id: str) -> tuple[Task, ...] | None:
         """The processes of a container, None if it does not answer. Raises EngineUnavailable."""

@@ -171,7 +171,7 @@ def end_sandbox(journal: Journal) -> bool:
 
 
 def _sandbox_processes(journal: Journal) -> list[int]:
-    """Sandbox and gofer of a container that is the first of its sandbox, by their command lines."""
+    """A container's sandbox and gofer, by their command lines. Others' gofers end with their sandbox."""
     root = os.path.realpath(journal.root)
     found: list[int] = []
     for name in os.listdir("/proc"):  # noqa: PTH208
@@ -180,7 +180,8 @@ def _sandbox_processes(journal: Journal) -> list[int]:
         with contextlib.suppress(OSError):
             words = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace").split("\0")
             # A sandbox has the id as its last word, a gofer has only the bundle.
-            mark = {"runsc-sandbox": journal.container_id, "runsc-gofer": f"--bundle={journal.bundle}"}
+            sandbox_id = journal.sandbox_id or journal.container_id
+            mark = {"runsc-sandbox": sandbox_id, "runsc-gofer": f"--bundle={journal.bundle}"}
             roots = {os.path.realpath(word[7:]) for word in words if word.startswith("--root=")}
             if mark.get(words[0]) in words and root in roots and start_time(int(name)):
                 found.append(int(name))
@@ -192,6 +193,8 @@ def _sandbox_processes(journal: Journal) -> list[int]:
 
 def remove_container(journal: Journal, outcome: Outcome) -> None:
     """End a container's sandbox and remove everything that runsc keeps of it.
+
+    The other containers of a pod die with it; their files are left to whoever deletes them.
 
     runsc's own `delete --force` waits for ever for a sandbox that nobody reaps; then its files are removed.
     """
@@ -210,13 +213,17 @@ def remove_container(journal: Journal, outcome: Outcome) -> None:
 
 def _state_files(journal: Journal) -> list[Path]:
     root, name = Path(journal.root), journal.container_id
-    names = (f"{name}_sandbox:{name}.state", f"{name}_sandbox:{name}.lock", f"runsc-{name}.sock")
+    stem = f"{name}_sandbox:{journal.sandbox_id or name}"
+    names = (f"{stem}.state", f"{stem}.lock", f"runsc-{name}.sock")
     return [path for path in (root / name for name in names) if os.path.lexists(path)]
 
 
 def _remove_filestore(journal: Journal) -> None:
     if journal.rootfs:
-        Path(journal.rootfs, f".gvisor.filestore.{journal.container_id}").unlink(missing_ok=True)
+        sandbox_id = (
+            journal.sandbox_id or journal.container_id
+        )  # whoever has a file there, it bears this name
+        Path(journal.rootfs, f".gvisor.filestore.{sandbox_id}").unlink(missing_ok=True)
 
 
 def remove_partial(image_path: Path, *, made: bool) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
 
 from engines import registry
-from engines.api import EngineError
+from engines.api import EngineError, Finding
 from shim import annotations, bundle, log, restore, state
 from shim.annotations import Wish
 from shim.checkpointable import without_io_uring
 from shim.errors import AdmissionRefused, Busy, NotUndone, ShimError, Unsettled
 from shim.images.layout import parse_reference
 from shim.images.store import Image
+from shim.pod import Pod, identify
 from shim.verbs.context import Context
 
 # Restore has no use for these options of create.
@@ -25,10 +25,10 @@ def serve(context: Context) -> int | None:
     Raises ShimError, EngineError where the pod's annotations say that a failed restore is an error.
     """
     spec = bundle.read_spec(context.bundle_path)
-    if context.config.handler == "RUNSC":
-        _refuse_pod(context, spec)
+    runsc = context.config.handler == "RUNSC"
     try:
-        wish = annotations.read(spec, foreign=context.config.foreign_annotations)
+        wish = annotations.read(spec, foreign=context.config.foreign_annotations, whole_pod=runsc)
+        pod = _gvisor_pod(context, spec) if runsc else None
     except AdmissionRefused as error:
         _audit(context, "refused", "", str(error))
         raise
@@ -42,9 +42,9 @@ def serve(context: Context) -> int | None:
         spec = without_io_uring(spec)
         bundle.write_spec(context.bundle_path, spec)
     if not wish.restores:
-        return None
+        return _cold(context, pod)
     try:
-        return _restore(context, spec, wish)
+        done = _restore(context, spec, wish, pod)
     except (NotUndone, Busy) as error:
         _audit(context, "restore", wish.restore_from or str(wish.foreign_path), f"failed: {error}")
         raise
@@ -53,29 +53,38 @@ def serve(context: Context) -> int | None:
         refused = isinstance(error, ShimError)
         _audit(context, "refused" if refused else "restore", name, f"{wish.on_failure}: {error}")
         undone = not isinstance(error, EngineError) or error.undone
-        if wish.on_failure == "cold-start" and undone:
-            return None
-        raise
+        if wish.on_failure != "cold-start" or not undone:
+            raise
+        done = None
+    return _cold(context, pod) if done is None else done
 
 
-def _refuse_pod(context: Context, spec: bundle.Spec) -> None:
-    """Raises AdmissionRefused for a container of a pod.
-
-    runsc takes the streams of a second container in a sandbox from whoever calls `start`, and gives it no
-    process of its own on the host: a caller that is made for runc would wait for ever, and see no end of it.
-    """
-    notes: Mapping[str, object] = spec.get("annotations") or {}
-    if any(key in notes for key in ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")):
-        message = (
-            f"could not create container '{context.container_id}': it is part of a pod, and runsc runs the "
-            "containers of a pod only under gVisor's own containerd shim; use the runtime class torpor (runc)"
+def _gvisor_pod(context: Context, spec: bundle.Spec) -> Pod | None:
+    """The pod that a container of runsc is part of, if any. Raises AdmissionRefused for one of CRI-O."""
+    pod = identify(spec.get("annotations") or {})
+    if pod.caller == "cri-o":
+        raise AdmissionRefused(
+            f"could not create container '{context.container_id}': it is part of a pod of CRI-O, with which "
+            "gVisor's pods were never tried; use the runtime class torpor (runc)"
         )
-        _audit(context, "refused", "", message)
-        raise AdmissionRefused(message)
+    return pod if pod.caller == "containerd" and pod.sandbox_id else None
 
 
-def _restore(context: Context, spec: bundle.Spec, wish: Wish) -> int | None:
+def _cold(context: Context, pod: Pod | None) -> int | None:
+    """Start from nothing: by the real runtime, but a container of a gVisor pod needs its attendant."""
+    if pod is None or pod.sandbox:
+        return None
+    from shim import members  # only for gVisor
+
+    with state.locked(context.directory, wait_s=1.0, create=True):
+        members.check_cold(context.directory.parent / pod.sandbox_id, context.container_id)
+        return _create(context, pod)
+
+
+def _restore(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod | None) -> int | None:
     image = _find_image(context, wish)
+    if pod is not None:
+        return _restore_member(context, spec, wish, pod, image)
     if not wish.applies_to(image.manifest.source.container_name):
         return None
     target = _target(context)
@@ -83,23 +92,60 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish) -> int | None:
     with state.locked(context.directory, wait_s=1.0, create=True):
         found, findings = restore.at_create(context.config, context.store, image, target, spec, wish)
         if found.phase == "restoring":  # the engine restores in `start`, into what is created here
-            status = _create(context)
+            status = _create(context, None)
             if status:
                 state.remove(context.directory)
                 return status
             found = state.advance(context.directory, found, "held")
-    warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
-    _audit(context, "restore", found.image, "held", digest=found.digest, warnings=warnings)
+    _audit_held(context, found, findings)
     return 0
 
 
-def _create(context: Context) -> int:
+def _restore_member(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod, image: Image) -> int | None:
+    """Restore a container of a pod that wakes up as a whole, its pause container included, in `start`."""
+    from shim import members
+
+    names = members.parts(image, context.engine(image.manifest.engine.name))
+    name = "" if pod.sandbox else pod.container_name
+    if name in names:
+        image = members.part(image, name, names[name])
+    elif not wish.applies_to(image.manifest.source.container_name) and not pod.sandbox:
+        return None
+    with state.locked(context.directory, wait_s=1.0, create=True):
+        if not pod.sandbox:
+            sandbox_path = context.directory.parent / pod.sandbox_id
+            members.check_join(sandbox_path, image, context.container_id, name)
+        found, findings = restore.at_create(
+            context.config, context.store, image, _target(context), spec, wish
+        )
+        status = _create(context, pod)
+        if status:
+            state.remove(context.directory)
+            return status
+        found = members.noted(found, pod.sandbox_id, name, names)
+        found = state.advance(context.directory, found, "held")
+    _audit_held(context, found, findings)
+    return 0
+
+
+def _audit_held(context: Context, found: state.ContainerState, findings: tuple[Finding, ...]) -> None:
+    warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
+    _audit(context, "restore", found.image, "held", digest=found.digest, warnings=warnings)
+
+
+def _create(context: Context, pod: Pod | None) -> int:
     """Let the real runtime create the container, with all that this call has; its exit status.
 
     It writes its own errors where the caller reads them.
     """
-    argv = [str(context.config.runtime_path), *context.handed_over]
-    return subprocess.run(argv, check=False, close_fds=False).returncode
+    runtime = [str(context.config.runtime_path)]
+    status = subprocess.run([*runtime, *context.handed_over], check=False, close_fds=False).returncode
+    if status == 0 and pod is not None and not pod.sandbox:
+        from shim import members
+
+        runtime += [*context.config.runtime_args, "--root", context.call.root]
+        members.attend(runtime, context.directory, context.container_id, context.option_path("pid-file"))
+    return status
 
 
 def _find_image(context: Context, wish: Wish) -> Image:
@@ -148,8 +194,17 @@ def _clear(context: Context) -> bool:
         return False
     with state.locked(context.directory, wait_s=1.0, create=True):
         found = state.load(context.directory)
+        half_made = found is not None and found.phase == "restoring"
+        if found is None and (context.directory / state.ATTENDANT).exists():
+            from shim import attendant
+
+            if attendant.find(context.directory):
+                raise ShimError(
+                    f"could not create container '{context.container_id}': there is one of this id; delete it"
+                )
+            half_made = True
         alive = restore.clear(context.config, _target(context))
-        if found is not None and found.phase == "restoring" and context.config.handler == "RUNSC":
+        if half_made and context.config.handler == "RUNSC":
             # A second `create` of an id would cost a container that is there its state.
             bundle.ask_runtime(
                 context.config.runtime_path,

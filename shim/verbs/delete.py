@@ -1,8 +1,9 @@
-"""delete of a container that torpor restored, holds, or failed to restore."""
+"""delete of a container that torpor restored, holds, attends, or failed to restore."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from engines.api import EngineUnavailable
 from shim import bundle, state
@@ -33,8 +34,10 @@ def serve(context: Context) -> int | None:
         if engine is not None:
             with contextlib.suppress(EngineUnavailable):  # gone from the node, and what it left with it
                 context.engine(engine).undo(context.container_id)
-        held = found is not None and found.phase != "running"
-        flags = ("--force",) if force or held else ()
+        held = (directory / state.HELD).exists() or (found is not None and found.phase != "running")
+        attended = (directory / state.ATTENDANT).exists()
+        # A caller that saw the attendant end takes the container for ended.
+        flags = ("--force",) if force or held or (attended and _unattended(directory)) else ()
         answer = bundle.ask_runtime(
             context.config.runtime_path,
             (*context.config.runtime_args, *context.runtime_args, "--root", context.call.root),
@@ -45,5 +48,15 @@ def serve(context: Context) -> int | None:
         if answer.returncode and "does not exist" not in answer.stderr:
             cause = answer.stderr.strip().rpartition("\n")[2]
             raise ShimError(f"could not delete container '{context.container_id}': {cause}")
+        if attended:
+            from shim import attendant
+
+            attendant.end(directory)
         state.remove(directory)
     return 0
+
+
+def _unattended(directory: Path) -> bool:
+    from shim import attendant
+
+    return attendant.find(directory) is None

@@ -20,6 +20,7 @@ VERBS = {
     "delete": "shim.verbs.delete",
     "exec": "shim.verbs.held",
     "features": "shim.verbs.features",
+    "kill": "shim.verbs.kill",
     "pause": "shim.verbs.held",
     "restore": "shim.verbs.restore",
     "resume": "shim.verbs.held",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from shim import bundle
+from shim import bundle, state
 from shim.verbs.context import Context
 
 
@@ -15,5 +15,10 @@ def serve(context: Context) -> int | None:
     document = dict(found.raw)
     if found.status == "paused":
         document["status"] = "created"
+    if (context.directory / state.ATTENDANT).exists():
+        from shim import attendant
+
+        if attendant.find(context.directory) is None:
+            document.update(status="stopped", pid=0)
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
     return 0

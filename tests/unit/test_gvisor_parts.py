@@ -173,8 +173,10 @@ def test_ids_that_runsc_would_take_for_each_other_are_refused(tmp_path: Path) ->
     [
         ({"network": "host"}, "c1", {}, "--network=host"),
         ({"overlay": "none"}, "c1", {}, "--overlay2=none"),
-        ({}, "p1", {}, "part of a pod"),
-        ({}, "c1", {"io.kubernetes.cri.container-type": "container"}, "part of a pod"),
+        ({}, "p1", {}, "shares its sandbox"),
+        ({}, "c1", {"io.kubernetes.cri.container-type": "container"}, "which container of a pod"),
+        ({}, "c1", {"io.kubernetes.cri.container-type": "sandbox"}, "pause container"),
+        ({}, "c1", {"io.kubernetes.cri-o.ContainerType": "container"}, "CRI-O"),
     ],
 )
 def test_what_gvisor_cannot_dump_is_refused_first(

@@ -1,0 +1,137 @@
+"""The process that stands on the host for a container in a pod of gVisor.
+
+runsc gives the second and later containers of a sandbox no process of their own, names the sandbox's instead,
+and takes their streams from whoever calls `start`. A caller made for runc waits for a process, and gives the
+streams to `create`. So `create` starts this one, which becomes the caller's as a container's first process
+does: it holds the streams until `start` borrows them, then waits for the container inside and ends as that
+ends. It is a shell, because there is one for every container, all its life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from shim import state
+from shim.errors import ShimError
+
+_GO = "go"  # below a container's state directory: a fifo
+_READY_S = 5.0
+_PIDFD_GETFD = 438  # the same on all architectures
+
+# `runsc wait` says {"id":"...","exitStatus":3}; it fails when the sandbox dies, which no container survives.
+_SCRIPT = """\
+go=$1; shift
+read -r word <"$go" || exit 137
+said=$("$@" </dev/null 2>/dev/null) || exit 137
+said=${said##*'"exitStatus":'}
+exit "${said%%[!0-9]*}"
+"""
+
+
+def begin(directory: Path, wait: Sequence[str], *, name: str) -> int:
+    """Start the attendant of a container that was created, with this process's streams; its pid.
+
+    directory: torpor's state of the container. wait: the command line that waits for the container's end.
+    name: what the attendant shows as. Raises OSError.
+    """
+    go_path = directory / _GO
+    go_path.unlink(missing_ok=True)
+    os.mkfifo(go_path, 0o600)
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", _SCRIPT, name, str(go_path), *wait],
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", "")},
+        start_new_session=True,
+    )
+    draft = directory / f"{state.ATTENDANT}.new"
+    draft.write_text(f"{process.pid} {state.start_time(process.pid)}")
+    (directory / state.HELD).touch(mode=0o600)
+    draft.rename(directory / state.ATTENDANT)
+    return process.pid
+
+
+def has(directory: Path) -> bool:
+    """Whether a container has an attendant, alive or not."""
+    return (directory / state.ATTENDANT).exists()
+
+
+def find(directory: Path) -> int | None:
+    """The pid of a container's attendant, None if there is none that lives."""
+    try:
+        pid, started = (directory / state.ATTENDANT).read_text().split()
+        row = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return int(pid) if row[19] == started and row[0] not in "ZX" else None
+
+
+@contextlib.contextmanager
+def streams(directory: Path) -> Generator[None]:
+    """Have the container's streams as this process's own, for a call of runsc in between.
+
+    Raises ShimError if its attendant is gone, or will not give them.
+    """
+    pid = find(directory)
+    if pid is None:
+        raise ShimError(
+            f"could not start container '{directory.name}': the process that holds its streams is gone; "
+            "delete it, and create it again"
+        )
+    saved = [os.dup(number) for number in range(3)]
+    try:
+        for number, theirs in enumerate(_take(pid)):
+            os.dup2(theirs, number)
+            os.close(theirs)
+        yield
+    finally:
+        for number, ours in enumerate(saved):
+            os.dup2(ours, number)
+            os.close(ours)
+
+
+def _take(pid: int) -> list[int]:
+    """Copies of a process's descriptors 0 to 2. Raises ShimError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    process = os.pidfd_open(pid)
+    try:
+        found = [int(libc.syscall(_PIDFD_GETFD, process, number, 0)) for number in range(3)]
+        error = ctypes.get_errno()
+    finally:
+        os.close(process)
+    if min(found) < 0:
+        for number in found:
+            if number >= 0:
+                os.close(number)
+        raise ShimError(f"could not take the streams of process {pid}: {os.strerror(error)}; start it again")
+    return found
+
+
+def go(directory: Path) -> None:
+    """Tell the attendant that the container runs. Nothing if it is gone: then its caller knows already."""
+    deadline = time.monotonic() + _READY_S
+    while find(directory) and time.monotonic() < deadline:
+        try:
+            descriptor = os.open(directory / _GO, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # it has not come that far
+            time.sleep(0.005)
+            continue
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"go\n")
+        os.close(descriptor)
+        break
+    (directory / state.HELD).unlink(missing_ok=True)
+
+
+def end(directory: Path, number: int = signal.SIGKILL) -> None:
+    """Send the attendant a signal, if it lives."""
+    pid = find(directory)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
