@@ -21,11 +21,13 @@ from engines.api import (
     ImageError,
     Judge,
     Needs,
+    Phase,
+    PhaseInfo,
     Restored,
     RestoreRequest,
 )
 from engines.pods import PodEngine
-from shim import admission, bundle, log, network, state, timing
+from shim import admission, bundle, log, network, signals, state, timing
 from shim.annotations import Use, Wish
 from shim.config import Config
 from shim.errors import AdmissionRefused, NotUndone, ShimError
@@ -284,6 +286,12 @@ def _restore(
 ) -> Restored:
     """The engine's part, with the host name of a namespace that is not the container's own kept."""
     hostname = _hostname(spec)
+
+    def on_phase(phase: Phase, _: PhaseInfo) -> None:
+        # The engine is about to be done. What it has made and nobody knows of, nobody would end.
+        if phase == "restored":
+            signals.too_late()
+
     try:
         return engine.restore(
             RestoreRequest(
@@ -295,6 +303,7 @@ def _restore(
                 console_socket_path=target.console_socket_path,
                 held=held,
                 tcp=tcp,
+                on_phase=on_phase if held else None,
                 extra_args=target.extra_args,
             )
         )

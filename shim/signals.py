@@ -1,4 +1,7 @@
-"""One signal is enough: the first one ends a call in order, and no other disturbs its undoing."""
+"""One signal is enough: the first one ends a call in order, and no other disturbs its undoing.
+
+A signal that comes when there is nothing left to undo changes nothing: the call is carried through.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,14 @@ def end_once() -> None:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+
+
+def too_late() -> None:
+    """From now on SIGINT, SIGTERM and SIGHUP do nothing."""
+    for number in _ENDING:
+        if signal.getsignal(number) is _end:
+            # A handler of ours would be taken away again while Python ends.
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _end(number: int, frame: object) -> None:

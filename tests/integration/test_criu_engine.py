@@ -31,6 +31,7 @@ from engines.api import (
 )
 from engines.criu import cgroups, wire
 from engines.criu.engine import CriuEngine
+from tests.support import soak
 from tests.support.containers import (
     PREFIX,
     PYTHON,
@@ -479,11 +480,12 @@ def test_abstract_sockets_are_untouched_by_the_end_of_repair(place: CriuLab) -> 
         assert there.recv(1) == b"x"
 
 
+@pytest.mark.soak
 def test_a_shell_that_forks_all_the_time(place: CriuLab) -> None:
     """A task in vfork cannot be seized while its child is: the freeze waits for a better moment."""
     container_id = place.start(args=["sh", "-c", "while :; do /usr/bin/true; done"])
     until(lambda: len(place.runc.pids(container_id)) > 0)
-    for number in range(40 if os.environ.get("TORPOR_SOAK") else 8):
+    for number in range(40 if soak.SOAK else 8):
         dump(place, container_id, f"i{number}", leave_running=True, timeout_s=8)
 
 

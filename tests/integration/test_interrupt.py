@@ -7,18 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.test_verbs_kill import Scene
+from tests.support import soak
 from tests.support.containers import SEARCH_PATH, lab, mounts_under, until
 from tests.support.torpor import CONF_VARIABLE
 
 pytestmark = pytest.mark.engine
 
-TRIES = 20 if os.environ.get("TORPOR_SOAK") else 5
+TRIES = 20 if soak.SOAK else 5
 
 
 @pytest.fixture
@@ -27,8 +28,11 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield Scene(inner)
 
 
-def interrupted(scene: Scene, words: list[str], after_s: float) -> int:
-    """Run `torpor` and send it SIGINT twice, as an impatient person does."""
+def interrupted(scene: Scene, words: list[str], when: float | Callable[[], bool]) -> int:
+    """Run `torpor` and send it SIGINT twice, as an impatient person does.
+
+    when: so many seconds after it began, or as soon as this is so.
+    """
     process = subprocess.Popen(
         [Path(sys.executable).parent / "torpor", *words],
         stdin=subprocess.DEVNULL,
@@ -38,13 +42,18 @@ def interrupted(scene: Scene, words: list[str], after_s: float) -> int:
         # A shell's background job ignores SIGINT, and so may this process.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    time.sleep(after_s)
+    if callable(when):
+        while not when():
+            assert process.poll() is None, "it was over before"
+    else:
+        time.sleep(when)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.02)
     return process.wait(60)
 
 
+@pytest.mark.soak
 def test_checkpoint(scene: Scene) -> None:
     name = scene.lab.new_id()
     output = scene.lab.runc.run(scene.bundle(name), name)
@@ -61,6 +70,7 @@ def test_checkpoint(scene: Scene) -> None:
         assert scene.lab.runc.state(name)["status"] == "running"
 
 
+@pytest.mark.soak
 def test_restore(scene: Scene) -> None:
     name = scene.lab.new_id()
     first = scene.lab.runc.run(scene.bundle(name), name)
@@ -90,6 +100,29 @@ def test_restore(scene: Scene) -> None:
         else:
             assert not scene.lab.runc.state(container_id), f"try {point}"
         assert not mounts_under(f"{scene.lab.runc.root}/"), f"try {point}"
+
+
+@pytest.mark.soak
+def test_restore_that_nobody_can_end_any_more(scene: Scene) -> None:
+    """Between the engine's part and the container's first step: it is carried through."""
+    name = scene.lab.new_id()
+    first = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: first.last_tick() > 5)
+    root = str(scene.lab.runc.root)
+    scene.torpor("checkpoint", name, "--root", root, "--name", "web", "--stop", "--use", "clone")
+    scene.lab.runc.delete(name)
+    for _ in range(TRIES):
+        container_id = scene.lab.new_id("h")
+        bundle = str(scene.bundle(container_id))
+        words = ["restore", "web", "--bundle", bundle, "--id", container_id, "--root", root, "--detach"]
+
+        def held(container_id: str = container_id) -> bool:
+            found = scene.torpor.state_path.glob(f"containers/*/{container_id}/held")
+            return any(path.exists() for path in found)
+
+        assert interrupted(scene, words, held) == 0
+        assert scene.lab.runc.state(container_id)["status"] == "running"
+        scene.lab.runc.delete(container_id)
 
 
 def test_a_log_is_appended_to_and_an_error_is_told(scene: Scene) -> None:

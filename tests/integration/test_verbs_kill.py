@@ -14,6 +14,7 @@ import pytest
 
 from shim.images.manifest import parse_manifest
 from shim.images.seal import check_files
+from tests.support import soak
 from tests.support.containers import (
     SEARCH_PATH,
     Lab,
@@ -32,7 +33,6 @@ from tests.support.torpor import Torpor
 
 pytestmark = pytest.mark.engine
 
-POINTS = 24 if os.environ.get("TORPOR_SOAK") else 5
 PORT = 7000
 
 
@@ -115,7 +115,7 @@ def check_complete_or_absent(image: Path, *, stopping: bool) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("leave_running", [True, False], ids=["leave-running", "stop"])
-def test_killed_checkpoint(scene: Scene, leave_running: bool) -> None:
+def test_killed_checkpoint(request: pytest.FixtureRequest, scene: Scene, leave_running: bool) -> None:
     name = scene.lab.new_id()
     bundle = scene.bundle(name)
     output = scene.lab.runc.run(bundle, name)
@@ -132,32 +132,34 @@ def test_killed_checkpoint(scene: Scene, leave_running: bool) -> None:
         # Without a work directory CRIU's log lies among the images.
         assert (image / "dump.log").is_file()
         assert check_complete_or_absent(image, stopping=False)
-    n_undone = 0
-    for point in range(POINTS):
+    seen = {"undone": 0, "done": 0, "stopped": 0}
+    for point, moment in enumerate(soak.moments()):
         image, work = scene.lab.path / f"i{point}", scene.lab.path / f"w{point}"
         process = scene.call("checkpoint", "--image-path", image, "--work-path", work, *flags, name)
-        time.sleep(whole_s * (point + 0.5) / POINTS)
+        time.sleep(whole_s * moment)
         kill_and_wait(process.pid)
         status = process.wait()
         scene.settle()
-        where = f"point {point} of {POINTS}, exit {status}"
+        where = f"{moment:.3f} of {whole_s:.3f} s, exit {status}"
         if scene.lab.runc.state(name).get("status") == "running":
             client.goes_on(within_s=2.0)
             assert leave_running or status != 0, where
+            seen["undone" if status else "done"] += 1
             if status != 0:
-                n_undone += 1
                 check_complete_or_absent(image, stopping=not leave_running)
         else:
             # The dump had been allowed to end the source: then the image is complete.
             assert not leave_running, where
             assert check_complete_or_absent(image, stopping=True), where
+            seen["stopped"] += 1
             break
         assert not scene.residue("no-such-container"), where
-    assert n_undone >= POINTS // 3
+    assert seen["undone"] >= soak.POINTS // 4
+    soak.tell_kills(request, "criu", {f"`checkpoint` verbs {outcome}": n for outcome, n in seen.items()})
 
 
 @pytest.mark.soak
-def test_killed_restore_at_create(scene: Scene) -> None:
+def test_killed_restore_at_create(request: pytest.FixtureRequest, scene: Scene) -> None:
     name = scene.lab.new_id()
     bundle = scene.bundle(name)
     first = scene.lab.runc.run(bundle, name)
@@ -182,11 +184,12 @@ def test_killed_restore_at_create(scene: Scene) -> None:
     whole_s = time.monotonic() - began
     assert scene.call("delete", "--force", container_id).wait(30) == 0
     assert not output.ticks(), "it ran before start"
-    for point in range(POINTS):
+    seen = {"undone": 0, "held": 0}
+    for point, moment in enumerate(soak.moments()):
         container_id, process, output = create(f"k{point}")
-        time.sleep(whole_s * (point + 0.5) / POINTS)
+        time.sleep(whole_s * moment)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        seen["undone" if process.wait() else "held"] += 1
         scene.settle()
         # What every caller sends after a failed create.
         assert scene.call("delete", "--force", container_id).wait(30) == 0
@@ -204,6 +207,7 @@ def test_killed_restore_at_create(scene: Scene) -> None:
     until(lambda: scene.lab.runc.state(container_id).get("status") == "stopped")
     assert scene.call("delete", container_id).wait(30) == 0
     assert not scene.residue(container_id)
+    soak.tell_kills(request, "criu", {f"`create` verbs {outcome}": n for outcome, n in seen.items()})
 
 
 def test_a_second_create_of_a_held_container_changes_nothing(scene: Scene) -> None:

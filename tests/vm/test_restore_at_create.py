@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from tests.support import oci
+from tests.support import oci, soak
 from tests.vm.machine import Machine
 from tests.vm.payload import guest_module
 
 pytestmark = [pytest.mark.vm, pytest.mark.engine]
 
 
+@pytest.mark.soak
 def test_a_counter_sleeps_and_wakes_under_containerd(vm: Machine) -> None:
     archive = "/root/busybox.tar"
     vm.put(archive, oci.layout("busybox").read_bytes())
-    n_sleeps = 3 if os.environ.get("TORPOR_SOAK") == "1" else 1
+    n_sleeps = 3 if soak.SOAK else 1
     guest_module(vm, "tests.vm.guest.callers", archive, str(n_sleeps))
