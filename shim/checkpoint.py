@@ -26,6 +26,7 @@ from engines.api import (
     EngineSettings,
     ImageExists,
     NotSupported,
+    OnPhase,
     Phase,
     PhaseInfo,
 )
@@ -67,7 +68,8 @@ class Wanted:
     image_path: where the engine writes. extras_path: where torpor's own files go. work_path: where the
     engine's log and statistics are left, None for nowhere. rootfs: one that is no overlay is
     refused, copied whole, or left to the caller. keep_tcp: the network of a stopped container stays locked,
-    so that its peers wait for a restore. use: recorded in the manifest.
+    so that its peers wait for a restore. use: recorded in the manifest. on_phase: told before this acts on a
+    phase. verdict_path: see `engines.api.CheckpointRequest`.
     """
 
     image_path: Path
@@ -80,6 +82,8 @@ class Wanted:
     engine: str | None = None
     extra_args: tuple[str, ...] = ()
     parent_path: Path | None = None
+    on_phase: OnPhase | None = None
+    verdict_path: Path | None = None
 
 
 Finish = Callable[[Manifest], None]
@@ -343,6 +347,7 @@ class _Job:
                         leave_running=self.wanted.leave_running,
                         release_network=not self.wanted.keep_tcp,
                         on_phase=self._on_phase,
+                        verdict_path=self.wanted.verdict_path,
                         extra_args=self.wanted.extra_args,
                     )
                 )
@@ -366,7 +371,8 @@ class _Job:
         return self._manifest
 
     def _on_phase(self, phase: Phase, info: PhaseInfo) -> None:
-        del info
+        if self.wanted.on_phase is not None:
+            self.wanted.on_phase(phase, info)
         self._reached = True
         # Not earlier: the engine wants its directory empty, and this may lie in it.
         self.wanted.extras_path.mkdir(mode=0o700, exist_ok=True)

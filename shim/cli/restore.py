@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
 from shim.images.layout import parse_reference
 from shim.start import start
+from shim.streams import Streams
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -110,7 +109,7 @@ def command(
     )
     if not detach and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise ShimError("could not become the parent of the container; use --detach")
-    streams = _Streams(detach, log_path)
+    streams = Streams(log_path, shown=not detach)
     try:
         with state.locked(directory, wait_s=1.0, create=True):
             if restore.clear(node.config, target):
@@ -138,39 +137,6 @@ def command(
         status = _wait(node, root, name, pid, directory)
         streams.drain()
         sys.exit(status)
-
-
-class _Streams:
-    """Pipes as this process's standard streams, which the container inherits; a `cat` takes what comes out.
-
-    Not the files themselves: CRIU opens those anew, at their beginning, and could not dump the container
-    again, since they lie outside of it. Standard input is at its end.
-    """
-
-    def __init__(self, detach: bool, log_path: Path | None) -> None:
-        self._kept = [os.dup(number) for number in (0, 1, 2)]
-        sink = log_path.open("ab") if log_path else open(os.devnull, "ab") if detach else None  # noqa: PTH123, SIM115
-        output, container = os.pipe()
-        self._cat = subprocess.Popen(
-            ["cat"], stdin=output, stdout=sink, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        if sink is not None:
-            sink.close()
-        nothing, closed = os.pipe()
-        for descriptor, number in ((nothing, 0), (container, 1), (container, 2)):
-            os.dup2(descriptor, number)
-        for descriptor in (output, container, nothing, closed):
-            os.close(descriptor)
-
-    def back(self) -> None:
-        """This process's own streams again."""
-        for number, kept in enumerate(self._kept):
-            os.dup2(kept, number)
-
-    def drain(self) -> None:
-        """Wait until all that the container has said is through; its children may still hold the pipe."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._cat.wait(timeout=5)
 
 
 def _wait(node: Node, root: str, name: str, pid: int, directory: Path) -> int:
