@@ -21,9 +21,8 @@ from shim.conformance import report
 from shim.conformance.dialect import of_engine
 from shim.conformance.place import RuntimePlace
 from shim.toolchain.find import find_tools
+from tests.support import soak
 from tests.support.containers import CHECKOUT, PREFIX, mounts_under
-
-SOAK = os.environ.get("TORPOR_SOAK") == "1"
 
 # What CRIU cannot do by nature, or not on every node. Everything else must come back.
 REFUSED = {
@@ -32,7 +31,7 @@ REFUSED = {
     *("userfaultfd", "secret-memory", "perf-event", "vsock", "mptcp", "ping", "tun", "outside-socket"),
     *("outside-file", "host-ipc", "traced"),
 }
-REFUSED_BY_GVISOR = {"tun", "volume"}
+REFUSED_BY_GVISOR = {"tun", "volume-deleted"}
 DEPENDS = {
     "user": "needs CAP_SYS_RESOURCE",
     "stopped": "works with cgroup v2",
@@ -67,12 +66,13 @@ def test_round_trip(workload: Workload):
 @pytest.mark.engine
 @pytest.mark.soak
 @pytest.mark.skipif(
-    not SOAK, reason="the whole product, with the heavy workloads, takes minutes: TORPOR_SOAK=1"
+    not soak.SOAK, reason="the whole product, with the heavy workloads, takes minutes: TORPOR_SOAK=1"
 )
 @pytest.mark.parametrize("course", COURSES)
-def test_every_course(course: str):
+def test_every_course(request: pytest.FixtureRequest, course: str):
     outcomes = [run_course(maker(), workload, course) for workload in WORKLOADS]
     assert not [outcome for outcome in outcomes if outcome.result == "fail"]
+    soak.tell_workloads(request, "criu", [outcome.result for outcome in outcomes])
 
 
 @pytest.mark.engine
@@ -132,9 +132,10 @@ def test_an_engine_that_cannot_work_here_says_so_instead_of_failing_everywhere(t
 
 
 @pytest.mark.engine
-def test_gvisor_keeps_what_its_sandbox_has():
+@pytest.mark.soak
+def test_gvisor_keeps_what_its_sandbox_has(request: pytest.FixtureRequest):
     words = ["--engine", "gvisor", "--json"]
-    words += [] if SOAK else ["--course", "round-trip", "--no-heavy", "--no-contract"]
+    words += [] if soak.SOAK else ["--course", "round-trip", "--no-heavy", "--no-contract"]
     done = subprocess.run(
         [sys.executable, "-m", "shim.cli.main", "conformance", *words],
         capture_output=True,
@@ -148,6 +149,8 @@ def test_gvisor_keeps_what_its_sandbox_has():
     refused = {name for name, entry in document["workloads"].items() if entry["result"] == "refused"}
     assert refused <= REFUSED_BY_GVISOR
     assert document["share"]["percent"] >= 80
+    results = [entry["result"] for entry in document["outcomes"] if entry["subject"] != "contract"]
+    soak.tell_workloads(request, "gvisor", results)
 
 
 def test_a_failure_is_the_verdict_and_is_escaped(tmp_path: Path):

@@ -22,7 +22,7 @@ from netmig.places import Place
 from netmig.recover import hold_directory, journal_path, recover
 from tests.support.soak import SOAK
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.soak]
 
 FORK = multiprocessing.get_context("fork")
 TABLE = hold.table_name("web")

@@ -9,7 +9,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -48,6 +48,11 @@ def tell_kills(request: pytest.FixtureRequest, engine: str, outcomes: Mapping[st
         engine=engine, part="kills", n=sum(outcomes.values()), outcomes=outcomes, note="nothing left"
     )
     tell(request, count)
+
+
+def tell_workloads(request: pytest.FixtureRequest, engine: str, results: Sequence[str]) -> None:
+    """Have the results of workloads told, each on one course."""
+    tell(request, Count(engine=engine, part="workloads", n=len(results), outcomes=Counter(results)))
 
 
 def moments() -> list[float]:
