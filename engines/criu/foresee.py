@@ -200,7 +200,7 @@ def _namespaces(outlook: Outlook, init: int, pid: int, who: str) -> None:
 def _nested(outlook: Outlook, who: str, kind: str) -> None:
     outlook.add(
         f"namespace.{kind}",
-        f"{who} has a {kind} namespace of its own within the container, of which CRIU dumps only one",
+        f"{who} has its own {kind} namespace within the container, of which CRIU dumps only one",
         "end it, or run it in a container of its own",
     )
 
