@@ -7,6 +7,7 @@ stay right. All this is from the plugins' own documents; only host-local and sta
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -252,3 +253,19 @@ def _selection(cni: str, addresses: tuple[Address, ...], attachments: Mapping[st
             "see the plugin that gives that one"
         )
     return json.dumps(list(elements.values()))
+
+
+def as_yaml(pinning: Pinning) -> str:
+    """The piece of a pod's manifest, and of the network's configuration, with the sentence above it."""
+    words = f"{pinning.cni} {'keeps' if pinning.can_keep else 'cannot keep'} the address. {pinning.sentence}"
+    lines = textwrap.wrap(words, 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    if pinning.annotations:
+        lines += ["metadata:", "  annotations:"]
+        lines += [f"    {key}: {_quoted(value)}" for key, value in sorted(pinning.annotations.items())]
+    if pinning.ipam:
+        lines += ["# in the network's own configuration (JSON):", f'# "ipam": {json.dumps(pinning.ipam)}']
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -14,6 +14,7 @@ from shim.errors import ShimError
 from shim.signals import end_once
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "agent": ("cluster.cli.agent", "Take containers that other nodes send."),
     "audit": ("shim.cli.audit", "Show what was checkpointed, restored and refused."),
     "checkpoint": ("shim.cli.checkpoint", "Put a running container to sleep."),
     "conformance": ("shim.cli.conformance", "Say what survives a checkpoint with an engine."),
@@ -22,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gpu": ("shim.cli.gpu", "Take a running container off its GPUs, and put it back."),
     "images": ("shim.cli.images", "List, inspect, verify, import and remove images."),
     "install": ("shim.cli.install", "Set torpor up for containerd, CRI-O or Podman."),
+    "migrate": ("cluster.cli.migrate", "Move a running container to another node."),
+    "net": ("shim.cli.net", "Look at pods' addresses, keep them, and clean up after killed calls."),
     "ps": ("shim.cli.ps", "List the containers that torpor knows."),
     "restore": ("shim.cli.restore", "Wake a container up from an image."),
     "toolchain": ("shim.cli.toolchain", "Install CRIU, runc and the other tools."),

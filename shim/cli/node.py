@@ -119,6 +119,11 @@ class Node:
         )
 
 
+def container_ids() -> set[str]:
+    """Ids of all containers that any runtime in the usual places knows, pods' sandboxes among them."""
+    return {container_id for where in _roots() for container_id, _ in _containers(Path(where))}
+
+
 def name_only(reference: object) -> str:
     """An image reference without its digest, for tables."""
     return str(reference or "").partition("@")[0]
