@@ -16,7 +16,7 @@ _PINNED = Path("/run/netns")
 def in_use(addresses: Iterable[str]) -> dict[str, Path]:
     """The addresses that are set in a namespace of some process, or in one pinned below /run/netns.
 
-    Returns address to a path of the namespace. One that cannot be looked into (it went meanwhile) is left out.
+    Returns address to a path of the namespace. One that cannot be looked into, since it went, is left out.
     """
     wanted = {str(ipaddress.ip_address(address)) for address in addresses}
     found: dict[str, Path] = {}
