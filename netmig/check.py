@@ -114,10 +114,13 @@ def problems_of(
         if link.kind == "loopback":
             continue
         have = pairs.get(link.name)
-        found += _adopted(link, have, routed) if have is not None else _made(link, links)
+        ours = _adopted(link, have, routed) if have is not None else _made(link, links)
         bridge = _bridge_of(link, have)
         if bridge is not None and not routed:
-            found += _bridge(bridge, link, links)
+            # A bridge is no wider than its ports: once is enough.
+            told = {problem.code for problem in ours}
+            ours += [one for one in _bridge(bridge, link, links) if one.code not in told]
+        found += ours
     return found
 
 

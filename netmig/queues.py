@@ -55,7 +55,7 @@ def replay(netns: Netns, index: int, queues: tuple[Queue, ...]) -> None:
         for queue in queues:
             body = _TCMSG.pack(0, 0, 0, index, queue.handle, queue.parent, queue.info)
             for number, text in queue.attributes:
-                body += _attribute(number, _as_request(queue, number, base64.b64decode(text)))
+                body += _attribute(number, base64.b64decode(text))
             _ask(connection, _NEW[queue.what], _REQUEST_MAKE, body, f"{queue.what} {queue.kind}")
 
 
@@ -87,11 +87,13 @@ def _can_be_made(queue: Queue, made: set[int]) -> bool:
     return queue.parent in made and (queue.what == "qdisc" or queue.handle & 0xFFFF0000 in made)
 
 
-def _as_request(queue: Queue, number: int, value: bytes) -> bytes:
-    if queue.what == "qdisc" and queue.kind == "htb" and number == _TCA_OPTIONS:
-        # The kernel lists its version as 3 << 16 | revision, and asks for 3.
+def _settled(what: str, kind: str, number: int, value: bytes) -> bytes:
+    """An attribute without what is no setting."""
+    if what == "qdisc" and kind == "htb" and number == _TCA_OPTIONS:
+        # The kernel lists its version as 3 << 16 | revision, and asks for 3; the last word counts packets.
         changed = bytearray(value)
         struct.pack_into("=I", changed, 4, struct.unpack_from("=I", changed, 4)[0] >> 16)
+        struct.pack_into("=I", changed, 20, 0)
         return bytes(changed)
     return value
 
@@ -100,14 +102,15 @@ def _listed(netns: Netns, index: int, what: Literal["qdisc", "class"]) -> Iterat
     for body in _dump(netns, index, what, 0):
         handle, parent, info = struct.unpack_from("=III", body, 8)
         attributes = dict(_attributes(body[_TCMSG.size :]))
+        kind = attributes.get(_TCA_KIND, b"").rstrip(b"\0").decode()
         yield Queue(
             what=what,
-            kind=attributes.get(_TCA_KIND, b"").rstrip(b"\0").decode(),
+            kind=kind,
             handle=handle,
             parent=parent,
             info=info if what == "class" else 0,  # of a qdisc: how many hold it
             attributes=tuple(
-                (number, base64.b64encode(value).decode())
+                (number, base64.b64encode(_settled(what, kind, number, value)).decode())
                 for number, value in attributes.items()
                 if number in _TCA_CARRIED
             ),

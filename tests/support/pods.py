@@ -46,9 +46,13 @@ class Nodes:
         with node.ipr() as ipr:
             ipr.link("set", index=1, state="up")
             for bridge in bridges:
-                ipr.link("add", ifname=bridge, kind="bridge", mtu=mtu)
+                # With a MAC of its own, as the plugin has it: else it takes the lowest of its ports.
+                mac = f"02:88:00:00:00:{len(self._made):02x}"
+                ipr.link("add", ifname=bridge, kind="bridge", mtu=mtu, address=mac)
                 index = ipr.link_lookup(ifname=bridge)[0]
                 node.set_sysctl(f"net/ipv6/conf/{bridge}/accept_dad", "0")
+                # Nor an address of its own that comes with the first port: tests compare nodes.
+                node.set_sysctl(f"net/ipv6/conf/{bridge}/addr_gen_mode", "1")
                 ipr.link("set", index=index, state="up")
             index = ipr.link_lookup(ifname=bridges[0])[0]
             ipr.addr("add", index=index, address="10.88.0.1", prefixlen=16)
