@@ -20,6 +20,7 @@ import pytest
 
 from engines.api import CheckpointRequest, RestoreRequest
 from engines.gvisor import undo
+from engines.gvisor.calls import Guarded
 from engines.gvisor.journal import read
 from tests.support import soak
 from tests.support.containers import CHECKOUT, WORKLOADS, Output, lab, live, processes_with, until
@@ -197,6 +198,31 @@ def test_a_killed_restore_leaves_nothing_or_a_container(
     place.restore(place.engine(container_id), wake(place, container_id, image))
     goes_on(place, container_id)
     soak.tell_kills(request, "gvisor", {f"restores {outcome}": n for outcome, n in seen.items()})
+
+
+def test_a_restore_that_dies_before_it_has_a_guardian_has_touched_nothing(
+    place: GvisorLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = place.start()
+    image = place.image_root / "i"
+    place.engine(source).checkpoint(dump(place, source, image))
+    container_id = place.prepare()
+    child = os.fork()
+    if child == 0:
+
+        def die(guarded: Guarded) -> Guarded:
+            guarded.journal.write()
+            os.kill(os.getpid(), signal.SIGKILL)
+            return guarded
+
+        monkeypatch.setattr(Guarded, "__enter__", die)
+        place.engine(container_id).restore(wake(place, container_id, image))
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert place.residue(container_id) == ["journal"]
+    place.restore(place.engine(container_id), wake(place, container_id, image))
+    goes_on(place, container_id)
 
 
 def test_a_sandbox_that_dies_in_a_checkpoint_is_cleanly_gone(place: GvisorLab) -> None:
