@@ -86,6 +86,11 @@ class Segment:
             bridge = node.link_lookup(ifname=BRIDGE)[0]
             node.link("set", index=node.link_lookup(ifname=member.port)[0], master=bridge)
 
+    def unplug(self, member: Member) -> None:
+        """Take the member's port out of the bridge."""
+        with self.node.ipr() as node:
+            node.link("set", index=node.link_lookup(ifname=member.port)[0], master=0)
+
     def port_of(self, mac: str) -> str | None:
         """The port at which the bridge has learned a MAC."""
         with self.node.ipr() as node:
