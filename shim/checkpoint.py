@@ -320,15 +320,15 @@ class _Job:
         self._thread: threading.Thread | None = None
         self._manifest: Manifest | None = None
         self._reached = False
-
-    def run(self, timeout_s: float) -> DumpStats:
-        """Dump, and undo on failure what lies beside the engine's part."""
-        if self._keeps_rootfs() and self.rootfs_view.kind == "directory" and self.wanted.rootfs == "overlay":
         self._identity: identity.Capture | None = None
         # An engine that cannot enter a namespace by path keeps its network itself.
         netns_path = bundle.namespace_path(spec, "network")
         if netns_path and "external-netns" in engine.capabilities and not identity.is_ours(netns_path):
             self._identity = identity.Capture(netns_path, source.settings.search_path)
+
+    def run(self, timeout_s: float) -> DumpStats:
+        """Dump, and undo on failure what lies beside the engine's part."""
+        if self._keeps_rootfs() and self.rootfs_view.kind == "directory" and self.wanted.rootfs == "overlay":
             raise NotSupported(
                 f"could not checkpoint container '{self.source.container_id}': its root file system "
                 f"{self.rootfs_view.path} is a plain directory, so what the container changed cannot be told "
@@ -353,13 +353,13 @@ class _Job:
                 )
             if self.wanted.leave_running:
                 self._complete()
+            if self._identity:
+                stats = replace_fields(stats, warnings=(*stats.warnings, *self._identity.warnings))
         except BaseException:
             self._join()
             # A caller's directory: the engine found it empty, so that all that is in it is this call's. The
             # store's staging goes by itself, and may hold an image that was replaced and comes back.
             if self._reached and self.wanted.extras_path.parent == self.wanted.image_path:
-            if self._identity:
-                stats = replace_fields(stats, warnings=(*stats.warnings, *self._identity.warnings))
                 _empty(self.wanted.image_path)
             raise
         return stats
@@ -420,17 +420,17 @@ class _Job:
             needs = self.engine.inspect(self.wanted.image_path)
         write_file(extras_path / layout.NEEDS, encode_needs(needs))
         write_file(extras_path / layout.SPEC_DUMP, self.spec_data)
+        if self._identity:
+            with self.watch.phase("wait_for_identity"):
+                found = self._identity.document()
+            if found is not None:
+                write_file(extras_path / layout.NETWORK, found)
         spec = parse(self.spec_data)
         runtime = self.source.settings.runtime_path
         self._manifest = build_manifest(
             spec_data=self.spec_data,
             source=source_of(spec, container_id=self.source.container_id),
             engine=Program(name=self.engine.name, version=needs.image_version),
-        if self._identity:
-            with self.watch.phase("wait_for_identity"):
-                found = self._identity.document()
-            if found is not None:
-                write_file(extras_path / layout.NETWORK, found)
             runtime=Program(name=runtime.name, version=_version(runtime)),
             torpor_version=VERSION,
             leave_running=self.wanted.leave_running,
