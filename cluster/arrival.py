@@ -1,0 +1,266 @@
+"""The target's half of a migration: room is made, the image is restored and held, and then it runs or goes.
+
+It never runs without the decision of the source, or of an operator who was told that the source cannot be
+asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster import cargo, wiring
+from cluster.channel import Refused
+from cluster.here import Here
+from cluster.messages import Reserve
+from cluster.records import STANDING, WISH, Arrival, Record
+from compat import verdict
+from engines.api import Finding, Needs
+from netmig import identity as identities
+from shim import bundle, restore, state
+from shim.annotations import Wish
+from shim.errors import ShimError
+from shim.images.apply import apply
+from shim.images.layout import Reference
+from shim.images.mounts import mount_at, read_mounts
+from shim.start import start
+from shim.streams import Streams
+
+BASE_TAR = "base.tar"
+NETNS = Path("/run/netns")
+
+
+class Arriving:
+    """One container on its way here, or that has come. All methods but `reserve` may be repeated."""
+
+    def __init__(self, here: Here, record: Record) -> None:
+        self.here = here
+        self.record = record
+        self.plan = record.plan(Arrival)
+        self.bundle_path = record.path / "bundle"
+        self.rootfs_path = self.bundle_path / "rootfs"
+        self.reference = Reference(namespace="", name=f"migration-{record.migration}")
+        self.identity = identities.decode(self.plan.identity)
+        self.netns_path = Path(self.plan.netns)
+
+    @property
+    def standing(self) -> str:
+        """How far it has come: one of `records.STEPS`."""
+        return self.record.read(STANDING)
+
+    # --- before the freeze -----------------------------------------------------------------------------
+
+    @classmethod
+    def reserve(
+        cls, here: Here, record: Record, peer: str, wanted: Reserve
+    ) -> tuple[Arriving, tuple[str, ...]]:
+        """Make everything ready but the root file system and the memory; warnings in sentences.
+
+        Raises ShimError, NetworkError, EngineError with the reason; then nothing is left.
+        """
+        node = here.node.of_engine(wanted.engine)
+        directory = node.directory(here.config.root, wanted.container_id)
+        record.make(
+            Arrival(
+                migration=wanted.migration,
+                container_id=wanted.container_id,
+                root=here.config.root,
+                directory=str(directory),
+                peer=peer,
+                engine=wanted.engine,
+                netns=str(NETNS / f"torpor-{wanted.migration}"),
+                identity=wanted.identity,
+                owner=wanted.owner,
+            )
+        )
+        try:
+            record.write(STANDING, "reserved")
+            arriving = cls(here, record)
+            if here.status(wanted.engine, here.config.root, wanted.container_id):
+                raise ShimError(f"it has a container '{wanted.container_id}' already; delete that one")
+            spec = arriving._spec(json.loads(wanted.spec))
+            warnings = arriving._judge(spec, wanted)
+            arriving._make_bundle(spec)
+        except BaseException:
+            record.remove()
+            raise
+        try:
+            here.lease(arriving.identity, wanted.owner)
+            warnings += wiring.make(arriving.identity, arriving.netns_path)
+        except BaseException:
+            arriving.undo()
+            raise
+        return arriving, warnings
+
+    def _spec(self, spec: bundle.Spec) -> bundle.Spec:
+        """The container's specification for this node."""
+        linux: dict[str, Any] = spec.setdefault("linux", {})
+        for namespace in linux.get("namespaces") or ():
+            if namespace.get("type") == "network":
+                namespace["path"] = self.plan.netns
+            elif namespace.get("path"):
+                raise ShimError(
+                    f"the container shares its {namespace['type']} namespace with another one, which does "
+                    "not come along; migrate by image and a new pod"
+                )
+        if self.here.config.cgroup:
+            linux["cgroupsPath"] = f"{self.here.config.cgroup}/{self.plan.container_id}"
+        spec["root"] = {**spec.get("root", {}), "path": "rootfs"}
+        for mount in spec.get("mounts") or ():
+            binds = mount.get("type") == "bind" or {"bind", "rbind"} & set(mount.get("options") or ())
+            if binds and not os.path.lexists(mount.get("source", "")):
+                raise ShimError(
+                    f"it has no '{mount.get('source')}', which the container mounts; put it there first"
+                )
+        return spec
+
+    def _judge(self, spec: bundle.Spec, wanted: Reserve) -> tuple[str, ...]:
+        """What can be said before there is an image. Raises ShimError."""
+        node = self.here.node.of_engine(wanted.engine)
+        engine = self.here.engine(wanted.engine, self.plan.root, self.plan.directory)
+        needs = Needs(
+            engine=engine.name,
+            image_version="",
+            tasks=(),
+            namespaces={"network": "external"},
+            terminal=bool(spec.get("process", {}).get("terminal")),
+        )
+        profile_path = node.config.state_path / "profile.json"
+        findings: tuple[Finding, ...] = (
+            *engine.probe(),
+            *verdict.judge(needs, spec, dump_host=wanted.host, cache_path=profile_path),
+        )
+        if refusals := [finding for finding in findings if finding.severity == "refuse"]:
+            raise ShimError("; ".join(f"{one.message} [{one.rule}]; {one.remedy}" for one in refusals))
+        self.here.node.store.ensure()
+        space = os.statvfs(self.here.node.store.path)
+        if space.f_bavail * space.f_frsize < wanted.memory_bytes:
+            raise ShimError(
+                f"its store has {space.f_bavail * space.f_frsize >> 20} MiB free and the container needs "
+                f"{wanted.memory_bytes >> 20}; free some space"
+            )
+        return tuple(one.message for one in findings if one.severity == "warn")
+
+    def _make_bundle(self, spec: bundle.Spec) -> None:
+        for name in ("base", "upper", "work", "bundle/rootfs"):
+            (self.record.path / name).mkdir(mode=0o755, parents=True)
+        (self.bundle_path / bundle.CONFIG).write_text(json.dumps(spec))
+
+    def mount(self) -> None:
+        """The root file system: what came of it before the freeze, and above that what the image holds."""
+        path, tar = self.record.path, self.record.path / BASE_TAR
+        if tar.exists():
+            with tar.open("rb") as file:
+                apply(path / "base", file, b"[]")
+            tar.unlink()
+        if self._is_mounted():
+            return
+        options = f"lowerdir={path / 'base'},upperdir={path / 'upper'},workdir={path / 'work'}"
+        cargo.run("mount", "-t", "overlay", "overlay", "-o", options, str(self.rootfs_path))
+
+    # --- the decision ----------------------------------------------------------------------------------
+
+    def prepare(self) -> dict[str, float]:
+        """Restore the image that was committed under `reference`, and hold it; ms by phase.
+
+        Raises ShimError, EngineError, NetworkError.
+        """
+        plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
+        begun = time.monotonic()
+        image = node.store.resolve(self.reference)
+        directory = Path(plan.directory)
+        target = restore.Target(
+            container_id=plan.container_id,
+            root=plan.root,
+            directory=directory,
+            bundle_path=self.bundle_path,
+            settings=self.here.settings(plan.engine, plan.root, directory),
+        )
+        spec = bundle.read_spec(self.bundle_path)
+        wish = Wish(use="move", network="keep")
+        with state.locked(directory, wait_s=5.0, create=True):
+            if restore.clear(node.config, target):
+                raise ShimError(f"it has a container '{plan.container_id}' already; delete that one")
+            streams = Streams(self.record.path / "output.log")
+            try:
+                restore.at_create(node.config, node.store, image, target, spec, wish)
+            finally:
+                streams.back()
+        self.record.write(STANDING, "prepared")
+        return {"restore": (time.monotonic() - begun) * 1000}
+
+    def commit(self) -> dict[str, float]:
+        """Plug it in and let it run; ms by phase. Raises Refused if it was not prepared.
+
+        Whatever goes wrong after the decision can be tried again.
+        """
+        if self.standing not in ("prepared", "committed", "running", "settled"):
+            raise Refused(f"migration {self.record.migration} is not prepared here")
+        if self.standing in ("running", "settled"):
+            return {}
+        self.record.write(STANDING, "committed")
+        plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
+        begun = time.monotonic()
+        wiring.plug(self.identity, self.netns_path)
+        plugged = time.monotonic()
+        directory = Path(plan.directory)
+        start(
+            node.config, plan.container_id, directory, self.here.settings(plan.engine, plan.root, directory)
+        )
+        released = time.monotonic()
+        self.record.write(STANDING, "running")
+        return {"plug": (plugged - begun) * 1000, "release": (released - plugged) * 1000}
+
+    def settle(self) -> None:
+        """The source is gone: the image has served."""
+        if self.standing == "running":
+            self._remove_image()
+            self.record.write(STANDING, "settled")
+            (self.record.path / WISH).unlink(missing_ok=True)
+
+    def undo(self) -> None:
+        """Nothing of it is left on this node. Idempotent. Raises EngineError, NetworkError, ShimError."""
+        plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
+        directory = Path(plan.directory)
+        if directory.exists():
+            with state.locked(directory, wait_s=5.0, create=True):
+                self.here.delete(plan.engine, plan.root, plan.container_id)
+                with contextlib.suppress(FileNotFoundError):
+                    restore.clear(node.config, self._target(directory))
+                state.remove(directory)
+        self.leave()
+
+    def leave(self) -> None:
+        """The container is gone from this node: so are its network, its image, its root file system."""
+        wiring.remove(self.identity, self.netns_path)
+        self.here.give_back(self.identity, self.plan.owner)
+        self._remove_image()
+        self.unmount()
+        self.record.remove()
+
+    def _target(self, directory: Path) -> restore.Target:
+        plan = self.plan
+        return restore.Target(
+            container_id=plan.container_id,
+            root=plan.root,
+            directory=directory,
+            bundle_path=self.bundle_path,
+            settings=self.here.settings(plan.engine, plan.root, directory),
+        )
+
+    def unmount(self) -> None:
+        """Take the root file system away. Idempotent."""
+        while self._is_mounted():
+            cargo.run("umount", "--lazy", str(self.rootfs_path))
+
+    def _is_mounted(self) -> bool:
+        return mount_at(self.rootfs_path, read_mounts()) is not None
+
+    def _remove_image(self) -> None:
+        store = self.here.node.store
+        if store.has(self.reference):
+            store.remove(self.reference)

@@ -1,0 +1,133 @@
+"""What travels: the root file system beforehand, and the image while nobody runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import queue
+import shutil
+import subprocess
+import threading
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from cluster.channel import Channel
+from cluster.messages import Send
+from shim import bundle
+from shim.errors import ShimError
+from shim.images import layout
+from shim.images.manifest import FileDigest, Manifest
+from shim.images.rootfs import RootfsView, find_rootfs, write_diff
+from shim.images.seal import list_files, locate, write_file
+
+_SMALL_BYTES = 1 << 16
+
+
+def root_of(bundle_path: Path) -> RootfsView:
+    """The root file system of a bundle. Raises ImageError, ShimError."""
+    spec = bundle.read_spec(bundle_path)
+    return find_rootfs(bundle_path, str(bundle.rootfs_path(Path(), spec)))
+
+
+def send_base(channel: Channel, view: RootfsView, scratch: Path) -> None:
+    """Send the lower layers of an overlay as one archive; of a plain directory the image will hold all.
+
+    scratch: a directory for what is made on the way. Raises Lost, ImageError, ShimError, OSError.
+    """
+    if view.kind != "overlay":
+        return
+    out = scratch / "base"
+    out.mkdir()
+    with _merged(view, scratch / "lower") as lower:
+        write_diff(RootfsView(path=lower, kind="directory"), out, full_copy=True)
+    send(channel, "base", layout.ROOTFS_DIFF, out / layout.ROOTFS_DIFF)
+    shutil.rmtree(out)
+
+
+def send_image(channel: Channel, image_path: Path, manifest: Manifest) -> int:
+    """Send every file of an image and last its manifest, sealed with what was hashed on the way; bytes.
+
+    Nothing is forced to this node's disk: the image is the target's. Raises Lost, ImageError, OSError.
+    """
+    checkpoint_path = image_path / layout.CHECKPOINT
+    sizes = list_files(checkpoint_path=checkpoint_path, extras_path=image_path)
+    digests: dict[str, FileDigest] = {}
+    for name, size_bytes in sizes.items():
+        directory, below = locate(name, checkpoint_path=checkpoint_path, extras_path=image_path)
+        with _Hash() as digest:
+            send(channel, "image", name, directory / below, digest)
+        digests[name] = FileDigest(sha256=digest.hex, size_bytes=size_bytes)
+    path = image_path / layout.MANIFEST
+    write_file(path, replace(manifest, files=digests).to_bytes())
+    send(channel, "image", layout.MANIFEST, path)
+    return sum(sizes.values())
+
+
+def send(
+    channel: Channel, place: Literal["base", "image"], name: str, path: Path, digest: _Hash | None = None
+) -> None:
+    """Send one file. Raises Lost, OSError."""
+    size_bytes = path.stat().st_size
+    channel.send(Send(place=place, name=name, size_bytes=size_bytes))
+    channel.send_file(path, size_bytes, digest.add if digest else None)
+
+
+class _Hash:
+    """Hashes what goes through, large files in a thread of their own: that costs the sender nothing."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._pieces: queue.Queue[bytes | None] = queue.Queue(maxsize=8)
+        self._thread: threading.Thread | None = None
+
+    def add(self, piece: memoryview) -> None:
+        """The next piece."""
+        if self._thread is None and len(piece) < _SMALL_BYTES:
+            self._digest.update(piece)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="hash")
+            self._thread.start()
+        self._pieces.put(bytes(piece))
+
+    def _work(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            self._digest.update(piece)
+
+    @property
+    def hex(self) -> str:
+        """The digest, after the block."""
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> _Hash:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._pieces.put(None)
+            self._thread.join()
+
+
+@contextlib.contextmanager
+def _merged(view: RootfsView, point: Path) -> Generator[Path]:
+    """The lower layers of an overlay as one directory."""
+    if len(view.lower_paths) == 1:
+        yield view.lower_paths[0]
+        return
+    point.mkdir()
+    layers = ":".join(map(str, view.lower_paths))
+    run("mount", "-t", "overlay", "-o", f"ro,lowerdir={layers}", "overlay", str(point))
+    try:
+        yield point
+    finally:
+        run("umount", "--lazy", str(point))
+        point.rmdir()
+
+
+def run(*argv: str) -> None:
+    """Run a short program. Raises ShimError with what it said."""
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ShimError(f"could not {argv[0]} {argv[-1]}: {done.stderr.strip()}")

@@ -1,0 +1,1 @@
+"""The commands of `torpor` that concern more than one node."""

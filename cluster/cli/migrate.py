@@ -1,0 +1,139 @@
+"""`torpor migrate`: move a running container to another node, with its address and connections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from cluster import config
+from cluster.departure import Report, migrate
+from cluster.here import Here
+from cluster.records import STANDING, VERDICT, Arrival, Departure, all_of
+from cluster.settle import resolve
+from netmig.errors import NetworkError
+from shim.cli.node import this_node
+from shim.errors import ShimError, UsageError
+
+_PHASES = ("prepare", "dump", "transfer", "restore", "switch", "plug", "release")
+
+
+@click.command("migrate")
+@click.argument("container", required=False)
+@click.option("--to", "peer", help="The node to move it to, by its name in agent.toml.")
+@click.option("--root", help="State directory of the container's runtime; looked for if not given.")
+@click.option("--dry-run", is_flag=True, help="Only ask whether it would do; nothing is touched.")
+@click.option(
+    "--resolve",
+    type=click.Choice(["source", "target"]),
+    help="Decide where the container of a migration runs that is in doubt; in place of CONTAINER stands its "
+    "name. Say the same on both nodes, or only on one: the other follows when the link is back.",
+)
+@click.option("--list", "listing", is_flag=True, help="List the migrations that this node knows.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="agent.toml; by default what TORPOR_AGENT names, else /etc/torpor/agent.toml.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def command(
+    container: str | None,
+    peer: str | None,
+    root: str | None,
+    dry_run: bool,
+    resolve: str | None,
+    listing: bool,
+    config_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Move the running CONTAINER to another node, where `torpor agent` listens.
+
+    It keeps its address and its connections, and runs on one node only at any time. If anything fails before
+    it is decided, it runs on here.
+
+    \b
+      torpor migrate web --to node-b
+      torpor migrate --resolve target 5f0c7d1e9a3b2468
+    """
+    here = Here(config=config.load(config.find(config_path)), node=this_node())
+    if listing:
+        _list(here, as_json=as_json)
+        return
+    if not container:
+        raise UsageError("could not migrate nothing: name a container, or with --resolve a migration")
+    if resolve:
+        click.echo(_resolve(here, container, "source" if resolve == "source" else "target"))
+        return
+    if not peer:
+        raise UsageError(f"could not migrate container '{container}': name the node with --to")
+    found = here.node.find_container(container, root)
+    with Console(stderr=True).status(f"migrating {found.state.container_id}") as status:
+        tell: Callable[[str], None] = status.update
+        if not status.console.is_terminal:
+            tell = _say
+        try:
+            report = migrate(here, found, peer, trial=dry_run, tell=tell)
+        except NetworkError as error:
+            raise ShimError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=2))
+    else:
+        _show(report)
+
+
+def _say(words: str) -> None:
+    click.echo(words, err=True)
+
+
+def _resolve(here: Here, migration: str, wish: str) -> str:
+    try:
+        return resolve(here, migration, "source" if wish == "source" else "target")
+    except NetworkError as error:
+        raise ShimError(str(error)) from error
+
+
+def _show(report: Report) -> None:
+    for warning in report.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if report.trial:
+        click.echo(f"node '{report.target}' would take container '{report.container_id}'")
+        return
+    phases = ", ".join(f"{name} {report.phases_ms[name]:.0f}" for name in _PHASES if name in report.phases_ms)
+    click.echo(
+        f"container '{report.container_id}' runs on node '{report.target}'; it stood still for "
+        f"{report.downtime_ms:.0f} ms, {report.image_bytes / 2**20:.1f} MiB moved\nms: {phases}"
+    )
+
+
+def _list(here: Here, *, as_json: bool) -> None:
+    rows: list[dict[str, str]] = []
+    for record in all_of(here.config.departures):
+        plan = record.plan(Departure)
+        state = {"hold": "in doubt", "commit": "leaving", "": "preparing"}.get(
+            record.read(VERDICT), "staying"
+        )
+        rows.append(_row(record.migration, plan.container_id, f"to {plan.peer}", state))
+    for record in all_of(here.config.arrivals):
+        plan = record.plan(Arrival)
+        standing = record.read(STANDING)
+        state = "in doubt" if standing == "prepared" else "here" if standing == "settled" else standing
+        rows.append(_row(record.migration, plan.container_id, f"from {plan.peer}", state))
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None)
+    for title in ("MIGRATION", "CONTAINER", "WAY", "STATE"):
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
+
+
+def _row(migration: str, container_id: str, way: str, state: str) -> dict[str, str]:
+    return {"migration": migration, "container": container_id, "way": way, "state": state}

@@ -1,0 +1,123 @@
+"""agent.toml: who this node is among others, and which others may send it containers.
+
+Who may push an image is root on this node, so the file must be root's own.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from netmig.lease import HostLocal, Reserver, Static
+from shim.errors import UsageError
+
+DEFAULT = Path("/etc/torpor/agent.toml")
+VARIABLE = "TORPOR_AGENT"
+
+
+class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Files in PEM: this node's certificate and key, and the authority that signed those of all nodes."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another node. Its table's name is the DNS name in its certificate.
+
+    address: "HOST:PORT" of its agent. command: a program whose standard streams are the channel instead, as
+    `ssh root@NODE torpor agent --stdio`. may_push: whether it may send containers here. gateway: its address
+    to which packets for pods that moved there are sent, where nodes have pod networks of their own.
+    """
+
+    address: str = ""
+    command: tuple[str, ...] = ()
+    may_push: bool = False
+    gateway: str = ""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file.
+
+    node: this node's name. listen: "HOST:PORT" for peers, "" if they come over SSH or not at all. state: a
+    directory on disk, root's alone. root: the runtime's --root of containers that arrive. cgroup: they live
+    below it, "" for where they lived before. leases: directory of host-local's store for the pods' network,
+    "" if addresses are not leased on this node.
+    """
+
+    node: str
+    state: Path = Path("/var/lib/torpor/agent")
+    listen: str = ""
+    root: str = "/run/runc"
+    cgroup: str = ""
+    leases: str = ""
+    tls: Tls | None = None
+    peers: Mapping[str, Peer] = {}
+
+    @property
+    def departures(self) -> Path:
+        """A directory for each container that leaves."""
+        return self.state / "departures"
+
+    @property
+    def arrivals(self) -> Path:
+        """A directory for each container that arrives, or has arrived and lives here."""
+        return self.state / "arrivals"
+
+    def peer(self, name: str) -> Peer:
+        """A peer by its name. Raises UsageError."""
+        if name not in self.peers:
+            known = ", ".join(sorted(self.peers)) or "none"
+            raise UsageError(f"could not find node '{name}': agent.toml knows {known}; add it there")
+        return self.peers[name]
+
+    def reserver(self) -> Reserver:
+        """Where this node's addresses are leased."""
+        if not self.leases:
+            return Static()
+        store = Path(self.leases)
+        return HostLocal(store.name, store.parent)
+
+
+def find(given: Path | None) -> Path:
+    """The file that is meant: the one given, the one that TORPOR_AGENT names, or the system's."""
+    return given or Path(os.environ.get(VARIABLE) or DEFAULT)
+
+
+def load(path: Path) -> Config:
+    """Read agent.toml; paths in it are relative to it. Raises UsageError that names the file and the key."""
+    try:
+        status = path.stat()
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"could not read {path}: {error.strerror}; `torpor agent --help` shows what belongs in it"
+        ) from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise UsageError(
+            f"could not use {path}: it decides who is root here, so it must be root's and nobody else's to "
+            f"write; chown root {path} && chmod 600 {path}"
+        )
+    try:
+        config = msgspec.convert(tomllib.loads(data.decode()), Config, strict=True, dec_hook=_path)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise UsageError(f"could not read {path}: {error}; correct it") from None
+    for name, peer in config.peers.items():
+        if bool(peer.address) == bool(peer.command):
+            raise UsageError(f"could not use {path}: peer '{name}' needs an address or a command; give one")
+    if (config.listen or any(peer.address for peer in config.peers.values())) and config.tls is None:
+        raise UsageError(f"could not use {path}: addresses need certificates; add the table [tls]")
+    return config
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        if not value.startswith("/"):
+            raise ValueError(f"{value!r} is not an absolute path")
+        return Path(value)
+    raise NotImplementedError

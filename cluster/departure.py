@@ -1,0 +1,355 @@
+"""The source's half of a migration, which is also where it is decided.
+
+The container is dumped and kept frozen by its engine while its image travels and is restored on the target.
+Then the verdict is written, durably, and only after that anybody is let go. Whoever dies before leaves a
+source that runs on, or one that stays frozen until the target can be asked again; nobody ever runs twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cluster import cargo, settle, wiring
+from cluster.channel import Channel, Lost, Refused
+from cluster.here import NEEDED, Here
+from cluster.messages import Abort, Answer, Commit, Prepare, Question, Reserve
+from cluster.records import VERDICT, WISH, Departure, Record, new_name
+from cluster.transport import connect
+from compat import profile
+from engines.api import EngineError, Phase, PhaseInfo
+from netmig import identity as identities
+from shim import bundle, pod
+from shim.checkpoint import Source, Wanted, choose_engine, take
+from shim.cli.node import Found
+from shim.errors import ShimError
+from shim.images import layout
+from shim.images.manifest import Manifest
+
+_AGAIN_S = 0.3
+_FOLLOW_S = 10.0
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a migration did. phases_ms: prepare, dump, transfer, restore, switch, release; downtime_ms: from
+    the freeze until the target said that the container runs.
+    """
+
+    migration: str
+    container_id: str
+    source: str
+    target: str
+    trial: bool = False
+    phases_ms: dict[str, float] = field(default_factory=dict[str, float])
+    downtime_ms: float = 0.0
+    image_bytes: int = 0
+    warnings: list[str] = field(default_factory=list[str])
+
+
+class InDoubt(ShimError):
+    """The source is frozen and may not decide alone."""
+
+
+Tell = Callable[[str], None]
+
+
+def migrate(here: Here, found: Found, peer: str, *, trial: bool, tell: Tell) -> Report:
+    """Move a running container to another node.
+
+    trial: only ask whether that would do. tell: called with what goes on, in words.
+    Raises ShimError, EngineError, NetworkError; then the container runs on here, unless the message says that
+    the migration is in doubt.
+    """
+    container_id = found.state.container_id
+    words = f"could not migrate container '{container_id}' to '{peer}'"
+    leaving = _Leaving(here, found, peer, words, tell)
+    try:
+        return leaving.run(trial=trial)
+    except Refused as error:
+        raise ShimError(f"{words}: node '{peer}' says: {error}") from error
+    except Lost as error:
+        raise ShimError(f"{words}: {error}; is its agent running?") from error
+
+
+class _Leaving:
+    def __init__(self, here: Here, found: Found, peer: str, words: str, tell: Tell) -> None:
+        self.here, self.found, self.peer, self.words, self.tell = here, found, peer, words, tell
+        self.node = found.node
+        self.container_id = found.state.container_id
+        self.record = Record(here.config.departures, new_name())
+        self.report = Report(
+            migration=self.record.migration,
+            container_id=self.container_id,
+            source=here.config.node,
+            target=peer,
+        )
+        directory = self.node.directory(found.root, self.container_id)
+        self.source = Source(
+            container_id=self.container_id,
+            root=found.root,
+            directory=directory,
+            bundle_path=found.state.bundle_path,
+            settings=here.settings("criu", found.root, directory),
+        )
+        self.channel: Channel | None = None
+        self.frozen_at = 0.0
+
+    def run(self, *, trial: bool) -> Report:
+        """All of it."""
+        self.report.trial = trial
+        with self._timed("prepare"):
+            plan, spec_data = self._plan()
+            self.record.make(plan)
+        with self.record.locked():
+            try:
+                with self._timed("prepare"):
+                    self._prepare(plan, spec_data, trial=trial)
+                if not trial:
+                    self._move()
+            except BaseException as error:
+                if not (isinstance(error, Exception) and self.record.read(VERDICT) == "commit"):
+                    self._fail(error)
+                    raise
+            if trial:
+                self._call_off()
+                return self.report
+            self._follow()
+        return self.report
+
+    # --- before the freeze -----------------------------------------------------------------------------
+
+    def _plan(self) -> tuple[Departure, bytes]:
+        """Look at the container. Raises ShimError for one that cannot be migrated."""
+        status = self.found.state.status
+        if status != "running":
+            raise ShimError(f"{self.words}: it is {status}; only a running container migrates")
+        spec_data = (self.source.bundle_path / bundle.CONFIG).read_bytes()
+        spec = bundle.read_spec(self.source.bundle_path)
+        who = pod.identify(spec.get("annotations") or {})
+        if who.caller:
+            raise ShimError(
+                f"{self.words}: {who.caller} made it and would not know it on another node; checkpoint it, "
+                "move the image, and have a new one made there with the annotation torpor.dev/restore-from"
+            )
+        if spec.get("process", {}).get("terminal"):
+            raise ShimError(
+                f"{self.words}: it has a terminal, whose other end stays here; run it without one"
+            )
+        netns = bundle.namespace_path(spec, "network")
+        if netns is None:
+            raise ShimError(
+                f"{self.words}: its network namespace has no path of its own; give it one that CNI has filled"
+            )
+        engine = choose_engine(self.source, self.node.config, spec, None)
+        if lacking := sorted(NEEDED - engine.capabilities):
+            raise ShimError(f"{self.words}: engine {engine.name} lacks {', '.join(lacking)}; use criu")
+        identity = wiring.identity_of(netns)
+        self.report.warnings += identity.warnings
+        owners = [self.here.config.reserver().owner(one.ip) for one in identities.global_addresses(identity)]
+        return Departure(
+            migration=self.record.migration,
+            container_id=self.container_id,
+            root=self.found.root,
+            directory=str(self.source.directory),
+            bundle=str(self.source.bundle_path),
+            peer=self.peer,
+            engine=engine.name,
+            netns=str(netns),
+            identity=identities.encode(identity),
+            owner=next((one.container_id for one in owners if one), self.container_id),
+        ), spec_data
+
+    def _prepare(self, plan: Departure, spec_data: bytes, *, trial: bool) -> None:
+        """Let the target make room, and send it what does not change any more."""
+        self.tell(f"asking node '{self.peer}'")
+        self.channel = connect(self.here.config, self.peer)
+        answer = self.channel.ask(
+            Reserve(
+                migration=plan.migration,
+                container_id=plan.container_id,
+                engine=plan.engine,
+                spec=spec_data,
+                identity=plan.identity,
+                owner=plan.owner,
+                host=profile.load(self.node.config.state_path / "profile.json"),
+                memory_bytes=self._memory_bytes(),
+                trial=trial,
+            ),
+            Answer,
+        )
+        self.report.warnings += answer.warnings
+        if not trial:
+            self.tell("sending the root file system")
+            cargo.send_base(self.channel, cargo.root_of(self.source.bundle_path), self.record.path)
+
+    def _memory_bytes(self) -> int:
+        """Resident memory of the container: about the size of its image."""
+        answer = bundle.ask_runtime(
+            self.node.config.runtime_path,
+            ("--root", self.found.root),
+            *("ps", "--format", "json", self.container_id),
+        )
+        n_bytes = 0
+        for pid in answer.stdout.strip("[]\n ").split(","):
+            with contextlib.suppress(OSError, ValueError):
+                pages = Path("/proc", str(int(pid)), "statm").read_text().split()[1]
+                n_bytes += int(pages) * 4096
+        return n_bytes
+
+    def _channel(self) -> Channel:
+        if self.channel is None:
+            raise Lost(f"could not reach node '{self.peer}'")
+        return self.channel
+
+    # --- frozen ----------------------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        self.tell("freezing and dumping")
+        view = cargo.root_of(self.source.bundle_path)
+        image_path = self.record.path / "image"
+        image_path.mkdir(mode=0o700)
+        wanted = Wanted(
+            image_path=image_path / layout.CHECKPOINT,
+            extras_path=image_path,
+            leave_running=False,
+            keep_tcp=True,
+            rootfs="overlay" if view.kind == "overlay" else "full-copy",
+            use="move",
+            engine=self.record.plan(Departure).engine,
+            on_phase=self._on_phase,
+            verdict_path=self.record.path / VERDICT,
+        )
+        take(self.source, self.node.config, wanted, self._decide)
+
+    def _on_phase(self, phase: Phase, info: PhaseInfo) -> None:
+        del info
+        if phase == "frozen":
+            self.frozen_at = time.monotonic()
+
+    def _decide(self, manifest: Manifest) -> None:
+        """The image is complete and the source frozen: send it, have it restored, and decide."""
+        self.report.phases_ms["dump"] = (time.monotonic() - self.frozen_at) * 1000
+        self.tell("sending the memory")
+        with self._timed("transfer"):
+            image_path = self.record.path / "image"
+            self.report.image_bytes = cargo.send_image(self._channel(), image_path, manifest)
+        # From here on the target may be told to run by an operator who cannot ask us.
+        self.record.write(VERDICT, "hold")
+        with self._timed("restore"):
+            self._have_prepared()
+        with self._timed("switch"):
+            self.record.write(VERDICT, "commit")
+            wiring.unplug(identities.decode(self.record.plan(Departure).identity))
+            with contextlib.suppress(Lost):  # it is decided, and will be followed
+                self._channel().send(Commit(migration=self.record.migration))
+
+    def _have_prepared(self) -> None:
+        """Wait until the target holds the restored container; raises ShimError once it is called off."""
+        self.tell("restoring there")
+        try:
+            self._channel().ask(Prepare(), Answer)
+        except Refused as error:
+            self.record.write(VERDICT, "abort")
+            raise ShimError(f"{self.words}: node '{self.peer}' says: {error}") from error
+        except Lost:
+            self._wait()
+
+    def _wait(self) -> None:
+        """The link is down and the source may not decide alone: until the target answers, or an operator
+        does.
+        """
+        told = False
+        while True:
+            wish = self.record.read(WISH)
+            if wish == "target":
+                return
+            standing = ""
+            if wish != "source":
+                with contextlib.suppress(Lost, Refused):
+                    channel = connect(self.here.config, self.peer)
+                    standing = channel.ask(Question(migration=self.record.migration), Answer).standing
+                    self._channel().close()
+                    self.channel = channel
+            if standing in ("prepared", "running"):
+                return
+            if wish == "source" or standing in ("unknown", "reserved"):
+                self.record.write(VERDICT, "abort")
+                why = "an operator decided for the source" if wish else f"node '{self.peer}' has lost it"
+                raise ShimError(f"{self.words}: {why}; it runs on here")
+            if not told:
+                self.tell(
+                    f"node '{self.peer}' cannot be reached: the container is frozen on both nodes until it "
+                    f"can, or until `torpor migrate --resolve source|target {self.record.migration}`"
+                )
+                told = True
+            time.sleep(_AGAIN_S)
+
+    # --- afterwards ------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """It is decided: hear that it runs, and clean up."""
+        answer: Answer | None = None
+        with contextlib.suppress(Lost, Refused):
+            answer = self._channel().answer(Answer)
+            self.report.downtime_ms = (time.monotonic() - self.frozen_at) * 1000
+        if self.channel is not None:
+            self.channel.close()
+        if answer is not None:
+            self.report.phases_ms |= answer.times_ms
+        self.tell("cleaning up")
+        deadline = time.monotonic() + _FOLLOW_S
+        while not settle.departure(self.here, self.record):
+            if time.monotonic() > deadline:
+                raise InDoubt(
+                    f"container '{self.container_id}' has left for node '{self.peer}', which does not say "
+                    "that it runs; the agents settle it once they meet again (torpor migrate --list)"
+                )
+            time.sleep(_AGAIN_S)
+        self.report.downtime_ms = self.report.downtime_ms or (time.monotonic() - self.frozen_at) * 1000
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing of it is left here, if that is ours to decide; the channel's end tells the target."""
+        verdict = self.record.read(VERDICT)
+        if verdict == "hold" and self._call_off():
+            self.record.write(VERDICT, "abort")
+            with contextlib.suppress(EngineError):
+                settle.resume(self.here, self.record.plan(Departure))
+            self.record.remove()
+            return
+        if verdict == "hold":
+            raise InDoubt(
+                f"{self.words}: it is in doubt ({error}); it stays frozen here until node '{self.peer}' can "
+                f"be asked, or until `torpor migrate --resolve source|target {self.record.migration}`"
+            ) from error
+        if verdict == "commit":
+            raise InDoubt(
+                f"container '{self.container_id}' is leaving for node '{self.peer}' ({error}); the agents "
+                "bring that to its end"
+            ) from error
+        if self._call_off() or verdict != "abort":
+            self.record.remove()
+
+    def _call_off(self) -> bool:
+        """Tell the target that nothing comes of it; whether it has heard."""
+        heard = False
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+            with contextlib.suppress(ShimError):
+                heard = settle.tell(self.here, self.peer, Abort(migration=self.record.migration)) is not None
+        if self.report.trial:
+            self.record.remove()
+        return heard
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Generator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            took_ms = (time.monotonic() - begun) * 1000
+            self.report.phases_ms[phase] = self.report.phases_ms.get(phase, 0.0) + took_ms

@@ -1,0 +1,103 @@
+"""What two agents say to each other. The source asks, the target answers; one question at a time.
+
+Every message is one frame of JSON (see `channel`). `Send` is followed by the file's bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from compat.profile import Profile
+
+PROTOCOL = 1
+
+Standing = Literal["unknown", "reserved", "preparing", "prepared", "running"]
+
+
+class Message(msgspec.Struct, kw_only=True, tag=True):
+    """Anything that is said."""
+
+
+class Hello(Message):
+    """The first thing that is said, by the source. node: its name, which a certificate must bear out."""
+
+    protocol: int
+    node: str
+
+
+class Reserve(Message):
+    """May this container come, and is there room for it? Everything is made ready but its memory.
+
+    migration: a name for all that follows. spec: its config.json. identity: of its network namespace, as
+    `netmig.identity` encodes it. owner: whose its address leases are. memory_bytes, rootfs_bytes: estimates.
+    addresses: those to lease. trial: only look, and leave nothing.
+    """
+
+    migration: str
+    container_id: str
+    engine: str
+    spec: bytes
+    identity: bytes
+    owner: str
+    host: Profile
+    memory_bytes: int
+    trial: bool
+
+
+class Send(Message):
+    """A file follows. place: "base" (the root file system before the freeze) or "image"."""
+
+    place: Literal["base", "image"]
+    name: str
+    size_bytes: int
+
+
+class Prepare(Message):
+    """The image is complete: restore it, and hold it. From here on only the source may decide."""
+
+
+class Commit(Message):
+    """Let it run. migration: where no `Reserve` went before on this channel."""
+
+    migration: str
+
+
+class Abort(Message):
+    """Forget it all."""
+
+    migration: str
+
+
+class Question(Message):
+    """How does the target stand?"""
+
+    migration: str
+
+
+class Forget(Message):
+    """The source is gone and knows that its container runs: the migration is over."""
+
+    migration: str
+
+
+class Answer(Message):
+    """All is well. standing: how the target stands now. warnings: sentences. times_ms: phase to ms."""
+
+    standing: Standing
+    warnings: tuple[str, ...] = ()
+    times_ms: dict[str, float] = {}
+
+
+class Refusal(Message):
+    """It cannot be done; the target is as it was before the question, or has undone everything."""
+
+    cause: str
+
+
+class Busy(Message):
+    """Still at work: said every second before an answer."""
+
+
+Said = Hello | Reserve | Send | Prepare | Commit | Abort | Question | Forget | Answer | Refusal | Busy

@@ -1,0 +1,243 @@
+"""The target's side of one connection: answers what the source asks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+
+from cluster.arrival import BASE_TAR, Arriving
+from cluster.channel import Channel, Lost, Refused
+from cluster.here import Here
+from cluster.messages import (
+    PROTOCOL,
+    Abort,
+    Answer,
+    Commit,
+    Forget,
+    Hello,
+    Prepare,
+    Question,
+    Refusal,
+    Reserve,
+    Said,
+    Send,
+    Standing,
+)
+from cluster.records import STANDING, Record
+from cluster.settle import Failures
+from shim.errors import ShimError
+
+_STANDINGS: dict[str, Standing] = {
+    "": "unknown",
+    "reserved": "reserved",
+    "preparing": "preparing",
+    "prepared": "prepared",
+    "committed": "running",
+    "running": "running",
+    "settled": "running",
+}
+
+
+def serve(here: Here, channel: Channel, *, trusted: bool) -> None:
+    """Answer until the source hangs up.
+
+    trusted: the channel proves no name, but only root can have opened it. Raises Lost if it ends badly.
+    """
+    with contextlib.ExitStack() as stack:
+        session = _Session(here, channel, stack)
+        try:
+            session.greet(trusted=trusted)
+            while True:
+                session.answer(channel.receive(patient=True))
+        finally:
+            session.end()
+
+
+class _Session:
+    def __init__(self, here: Here, channel: Channel, stack: contextlib.ExitStack) -> None:
+        self.here = here
+        self.channel = channel
+        self.peer = channel.peer
+        self._stack = stack  # what the image is staged in
+        self._staged: Path | None = None
+        self._arriving: Arriving | None = None
+        self._held = contextlib.ExitStack()  # the lock, until the container is prepared
+        self._failure = ""
+
+    def greet(self, *, trusted: bool) -> None:
+        """Who is it, and may they? Raises Lost."""
+        said = self.channel.receive(patient=True)
+        cause = ""
+        if not isinstance(said, Hello) or said.protocol != PROTOCOL:
+            cause = f"it speaks another protocol than {PROTOCOL}; install the same torpor on both"
+        else:
+            self.peer = said.node if trusted else self.peer
+            if said.node != self.peer:
+                cause = f"'{said.node}' has a certificate for '{self.peer}'; correct its agent.toml"
+            elif self.peer not in self.here.config.peers or not self.here.config.peers[self.peer].may_push:
+                cause = f"'{self.peer}' may not send containers here; list it in agent.toml with may_push"
+        if cause:
+            self.here.audit("migrate", peer=self.peer, verdict=f"refused: {cause}")
+            self.channel.send(Refusal(cause=cause))
+            raise Lost(cause)
+        self.channel.send(Answer(standing="unknown"))
+
+    def answer(self, said: Said) -> None:
+        """One question. Raises Lost."""
+        if isinstance(said, Send):
+            self._receive(said)
+            return
+        try:
+            with self.channel.busy():
+                answer = self._do(said)
+        except Refused as error:
+            self.channel.send(Refusal(cause=str(error)))
+        except Failures as error:
+            self.here.audit("migrate", peer=self.peer, verdict=f"refused: {error}")
+            self.channel.send(Refusal(cause=str(error)))
+        else:
+            self.channel.send(answer)
+
+    def _do(self, said: Said) -> Answer:
+        match said:
+            case Reserve():
+                return self._reserve(said)
+            case Prepare():
+                return self._prepare()
+            case Commit():
+                with self._record(said.migration) as record:
+                    times_ms = self._known(record).commit()
+                    return Answer(standing="running", times_ms=times_ms)
+            case Abort():
+                with self._record(said.migration) as record:
+                    if record.exists() and record.read(STANDING) != "settled":
+                        self._known(record).undo()
+                return Answer(standing="unknown")
+            case Question():
+                return Answer(standing=self._standing(said.migration))
+            case Forget():
+                with self._record(said.migration) as record:
+                    if record.exists():
+                        self._known(record).settle()
+                return Answer(standing="running")
+            case _:
+                raise Lost(f"could not understand node '{self.peer}': it says {type(said).__name__}")
+
+    def end(self) -> None:
+        """The source has hung up: what is not prepared goes."""
+        arriving = self._arriving
+        if arriving is not None and arriving.standing in ("reserved", "preparing"):
+            arriving.undo()
+        self._held.close()
+
+    # --- one migration ---------------------------------------------------------------------------------
+
+    def _reserve(self, said: Reserve) -> Answer:
+        record = Record(self.here.config.arrivals, said.migration)
+        if self._arriving is not None or record.exists():
+            raise ShimError(f"migration {said.migration} is known here already; begin another")
+        record.path.mkdir(mode=0o700, parents=True)
+        self._held.enter_context(record.locked())
+        try:
+            self._arriving, warnings = Arriving.reserve(self.here, record, self.peer, said)
+        except BaseException:
+            self._held.close()
+            raise
+        if said.trial:
+            self._arriving.undo()
+            self._forget()
+        self.here.audit(
+            "migrate",
+            peer=self.peer,
+            container=said.container_id,
+            migration=said.migration,
+            verdict="reserved",
+        )
+        return Answer(standing="reserved", warnings=warnings)
+
+    def _receive(self, said: Send) -> None:
+        """A file. What stands against it is told when there is a question to answer."""
+        path: Path | None = None
+        if not self._failure:
+            try:
+                path = self._place(said)
+            except Failures as error:
+                self._failure = str(error)
+        try:
+            self.channel.receive_file(path, said.size_bytes)
+            if said.place == "base" and self._arriving is not None and not self._failure:
+                self._arriving.mount()
+        except Lost:
+            raise
+        except Failures as error:
+            self._failure = self._failure or str(error)
+
+    def _place(self, said: Send) -> Path:
+        if self._arriving is None:
+            raise ShimError(f"file {said.name[:80]!r} belongs to nothing")
+        if said.place == "base":
+            return self._arriving.record.path / BASE_TAR
+        parts = said.name.split("/")
+        if len(parts) > 2 or any(part in ("", ".", "..") for part in parts):
+            raise ShimError(f"file {said.name[:80]!r} is none of an image")
+        if self._staged is None:
+            self._staged = self._stack.enter_context(self.here.node.store.staging())
+        path = self._staged.joinpath(*parts)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def _prepare(self) -> Answer:
+        arriving, staged = self._arriving, self._staged
+        if arriving is None or staged is None:
+            raise ShimError("nothing was sent that could be restored")
+        try:
+            if self._failure:
+                raise ShimError(self._failure)
+            arriving.mount()
+            arriving.record.write(STANDING, "preparing")
+            self.here.node.store.commit(staged, arriving.reference)
+            self._stack.close()  # it is an image of the store now, which others may use
+            times_ms = arriving.prepare()
+        except BaseException:
+            arriving.undo()
+            self._forget()
+            raise
+        self._held.close()
+        return Answer(standing="prepared", times_ms=times_ms)
+
+    def _forget(self) -> None:
+        self._arriving, self._failure = None, ""
+        self._held.close()
+
+    def _standing(self, migration: str) -> Standing:
+        """How it stands; what a dead process has left half-done is as good as unknown, and goes."""
+        record = Record(self.here.config.arrivals, migration)
+        if not record.exists():
+            return "unknown"
+        with record.locked() as ours:
+            if ours and record.read(STANDING) in ("", "reserved", "preparing"):
+                self._known(record).undo()
+                return "unknown"
+        return _STANDINGS[record.read(STANDING)]
+
+    @contextlib.contextmanager
+    def _record(self, migration: str) -> Generator[Record]:
+        record = Record(self.here.config.arrivals, migration)
+        if (
+            self._arriving is not None
+            and self._arriving.record.migration == migration
+            and self._locked_by_us()
+        ):
+            yield record
+            return
+        with record.locked(wait=True):
+            yield record
+
+    def _locked_by_us(self) -> bool:
+        return self._arriving is not None and self._arriving.standing in ("reserved", "preparing")
+
+    def _known(self, record: Record) -> Arriving:
+        if not record.exists():
+            raise Refused(f"migration {record.migration} is not known here")
+        return Arriving(self.here, record)

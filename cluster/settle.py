@@ -1,0 +1,192 @@
+"""Bringing a migration to its end after a death, a cut link, or a decision of an operator.
+
+The verdict of a departure is the decision of the whole migration. Without one (nobody asked the target to
+prepare) or with `abort` the source runs on; with `commit` the target runs. With `hold` the target is asked:
+it may have been told by an operator to run. Every step may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster import wiring
+from cluster.arrival import Arriving
+from cluster.channel import Lost
+from cluster.here import Here
+from cluster.messages import Abort, Answer, Commit, Forget, Message, Question, Standing
+from cluster.records import STANDING, VERDICT, WISH, Arrival, Departure, Record, Wish, all_of
+from cluster.transport import connect
+from engines import registry
+from engines.api import EngineError
+from netmig import identity as identities
+from netmig.errors import NetworkError
+from shim import state
+from shim.errors import ShimError
+
+_ALIVE = ("running", "paused", "created")
+Failures = (ShimError, EngineError, NetworkError, OSError)
+"""What may stand against an end; the next try may do better."""
+
+
+def tell(here: Here, peer: str, *messages: Message) -> Standing | None:
+    """Say something to a node on a connection of its own; how it stands after the last, None if out of reach.
+
+    Raises Refused.
+    """
+    standing: Standing | None = None
+    with contextlib.suppress(Lost):
+        channel = connect(here.config, peer)
+        try:
+            for message in messages:
+                standing = channel.ask(message, Answer).standing
+        finally:
+            channel.close()
+    return standing
+
+
+# --- the source ----------------------------------------------------------------------------------------
+
+
+def departure(here: Here, record: Record) -> bool:
+    """Bring a departure to its end; False if that takes the target, which is out of reach.
+
+    The caller holds the record's lock. Raises ShimError, EngineError, NetworkError, OSError.
+    """
+    plan = record.plan(Departure)
+    verdict = record.read(VERDICT)
+    if verdict == "hold":
+        verdict = _decide(here, record, plan)
+        if not verdict:
+            return False
+        record.write(VERDICT, verdict)
+        here.audit("migrate", container=plan.container_id, migration=plan.migration, verdict=verdict)
+    if verdict == "commit":
+        return _ended(here, record, plan)
+    resume(here, plan)
+    heard = tell(here, plan.peer, Abort(migration=plan.migration)) is not None
+    if not verdict or heard:  # else the target may hold a container that waits for our word
+        record.remove()
+    return not verdict or heard
+
+
+def _decide(here: Here, record: Record, plan: Departure) -> str:
+    """The verdict that the target's answer or an operator leads to; "" if there is neither."""
+    standing = tell(here, plan.peer, Question(migration=plan.migration))
+    wish = record.read(WISH)
+    if standing is None:
+        return {"source": "abort", "target": "commit"}.get(wish, "")
+    if standing == "preparing":
+        return ""
+    if standing == "running":
+        return "commit"
+    alive = here.status(plan.engine, plan.root, plan.container_id) in _ALIVE
+    return "commit" if standing == "prepared" and (wish == "target" or not alive) else "abort"
+
+
+def resume(here: Here, plan: Departure) -> None:
+    """Let the engine do what the verdict says, if a call of its was cut short. Raises EngineError."""
+    settings = here.settings(plan.engine, plan.root, plan.directory)
+    registry.create(plan.engine, settings).undo(plan.container_id)
+
+
+def _ended(here: Here, record: Record, plan: Departure) -> bool:
+    identity = identities.decode(plan.identity)
+    wiring.unplug(identity)
+    resume(here, plan)
+    if tell(here, plan.peer, Commit(migration=plan.migration)) != "running":
+        return False
+    here.delete(plan.engine, plan.root, plan.container_id)
+    directory = Path(plan.directory)
+    if directory.exists():
+        with state.locked(directory, wait_s=5.0, create=True):
+            state.remove(directory)
+    home = Path(plan.bundle).parent
+    if home.parent == here.config.arrivals and Record(here.config.arrivals, home.name).exists():
+        Arriving(here, Record(here.config.arrivals, home.name)).leave()
+    else:
+        wiring.remove(identity, Path(plan.netns))
+        here.give_back(identity, plan.owner)
+    if tell(here, plan.peer, Forget(migration=plan.migration)) is None:
+        return False
+    here.audit(
+        "migrate", container=plan.container_id, migration=plan.migration, verdict=f"runs on {plan.peer}"
+    )
+    record.remove()
+    return True
+
+
+# --- the target ----------------------------------------------------------------------------------------
+
+
+def arrival(here: Here, record: Record) -> None:
+    """Bring an arrival on, as far as that needs nobody else. The caller holds the record's lock.
+
+    Raises ShimError, EngineError, NetworkError, OSError.
+    """
+    arriving = Arriving(here, record)
+    standing, wish = arriving.standing, record.read(WISH)
+    if standing == "committed" or (standing == "prepared" and wish == "target"):
+        arriving.commit()
+    elif standing in ("", "reserved", "preparing") or (standing == "prepared" and wish == "source"):
+        arriving.undo()
+    elif standing == "settled":
+        plan = arriving.plan
+        if not here.status(plan.engine, plan.root, plan.container_id):
+            arriving.leave()  # its owner has deleted it
+
+
+# --- all of them ---------------------------------------------------------------------------------------
+
+
+def unfinished(here: Here) -> Iterator[Record]:
+    """Migrations that nobody is at work on and that may have something to be done."""
+    for parent in (here.config.departures, here.config.arrivals):
+        for record in all_of(parent):
+            with record.locked() as ours:
+                free = ours and record.exists()
+            if free:
+                yield record
+
+
+def settle_all(here: Here) -> list[str]:
+    """Bring every migration on as far as it goes; what stood against it, in sentences."""
+    problems: list[str] = []
+    for record in unfinished(here):
+        with record.locked() as ours:
+            if not ours or not record.exists():
+                continue
+            try:
+                if record.path.parent == here.config.departures:
+                    departure(here, record)
+                else:
+                    arrival(here, record)
+            except Failures as error:
+                problems.append(f"migration {record.migration}: {error}")
+    return problems
+
+
+def resolve(here: Here, migration: str, wish: Wish) -> str:
+    """Decide what is in doubt, on whichever node this is; what came of it, in words. Raises ShimError."""
+    leaving = Record(here.config.departures, migration)
+    if leaving.exists():
+        if leaving.read(VERDICT) != "hold":
+            raise ShimError(f"could not resolve migration {migration}: it is not in doubt here")
+        leaving.write(WISH, wish)
+        with leaving.locked() as ours:
+            if not ours:
+                return f"the migration at work will follow: {wish}"
+            departure(here, leaving)
+        return f"decided for the {wish}"
+    coming = Record(here.config.arrivals, migration)
+    if not coming.exists():
+        raise ShimError(f"could not resolve migration {migration}: this node knows none of this name")
+    with coming.locked(wait=True):
+        if coming.read(STANDING) != "prepared":
+            raise ShimError(f"could not resolve migration {migration}: it is not in doubt here")
+        coming.write(WISH, wish)
+        arrival(here, coming)
+    plan = coming.plan(Arrival) if coming.exists() else None
+    here.audit("migrate", migration=migration, verdict=f"resolved: {wish}")
+    return f"decided for the {wish}" + (f": '{plan.container_id}' runs here" if plan else "")

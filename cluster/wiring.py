@@ -1,0 +1,104 @@
+"""The network of a container that moves: its namespace is made beforehand, and plugged in at one moment.
+
+Until the decision the source stays plugged, frozen and locked by the engine, and the target is in no bridge:
+so there is nothing to put back if the migration is called off. The kernel of the target must not hear the
+peers before it: what it acknowledged would be lost with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from netmig import rtnl
+from netmig.apply import apply
+from netmig.capture import capture
+from netmig.check import check
+from netmig.claim import Announcer, probe
+from netmig.errors import NetworkError
+from netmig.identity import Identity, global_addresses
+from netmig.ns import Netns
+from netmig.shape import plug as _plug
+from shim.errors import ShimError
+
+_NODE = Path("/proc/thread-self/ns/net")
+
+
+def node() -> Netns:
+    """This node's own network namespace."""
+    return Netns.open(_NODE)
+
+
+def identity_of(path: Path) -> Identity:
+    """What the namespace at a path is. Raises NetworkError."""
+    with Netns.open(path) as netns, node() as host:
+        return capture(netns, host)
+
+
+def make(identity: Identity, path: Path) -> tuple[str, ...]:
+    """Make a namespace with an identity, in no bridge; what it lacks, in sentences.
+
+    Raises ShimError, NetworkError if it cannot be, or somebody else has an address; then it is not there.
+    """
+    with node() as host:
+        if problems := check(identity, None, host):
+            raise ShimError("; ".join(str(problem) for problem in problems))
+        _refuse_taken(identity, host)
+        netns = Netns.create(path)
+        try:
+            applied = apply(identity, netns, host, adopt=False)
+        except BaseException:
+            netns.remove()
+            raise
+        netns.close()
+        return tuple(applied.warnings)
+
+
+def _refuse_taken(identity: Identity, host: Netns) -> None:
+    """Raises ShimError if anybody but the source answers for one of the addresses."""
+    macs = {link.mac for link in identity.links if link.mac}
+    behind = {link.name: link.host.bridge for link in identity.links if link.host}
+    for bridge in sorted({name for name in behind.values() if name}):
+        ips = [one.ip for one in global_addresses(identity) if behind.get(one.ifname) == bridge]
+        if taken := probe(host, bridge, ips, own_macs=macs):
+            raise ShimError("; ".join(f"{conflict} on '{bridge}'" for conflict in taken))
+
+
+def plug(identity: Identity, path: Path) -> None:
+    """Put the namespace at a path into its bridges, and tell everybody. Raises NetworkError."""
+    with Netns.open(path) as netns, Announcer(netns, global_addresses(identity)) as announcer:
+        with node() as host, host.ipr() as ipr:
+            for link in identity.links:
+                if link.host is not None and link.host.bridge is not None:
+                    _each(ipr, link.host.name, link.host.bridge, link.host.port)
+        announcer.send()
+
+
+def unplug(identity: Identity) -> None:
+    """Take the host ends out of their bridges, as far as they are there. Raises NetworkError."""
+    with node() as host, host.ipr() as ipr:
+        present = {str(one.attributes["IFLA_IFNAME"]) for one in rtnl.links(ipr)}
+        for link in identity.links:
+            if link.host is not None and link.host.name in present:
+                _each(ipr, link.host.name, None, {})
+
+
+def _each(ipr: Any, end: str, bridge: str | None, port: dict[str, int]) -> None:
+    try:
+        _plug(ipr, end, bridge, port)
+    except OSError as error:
+        raise NetworkError(
+            f"could not plug '{end}' into '{bridge}': {error.strerror}; look at both"
+        ) from error
+
+
+def remove(identity: Identity, path: Path) -> None:
+    """Remove a namespace and the host ends of its interfaces. Idempotent. Raises NetworkError."""
+    ends = {link.host.name for link in identity.links if link.host is not None}
+    if not path.exists():
+        return
+    with node() as host, host.ipr() as ipr:
+        for one in rtnl.links(ipr):
+            if one.attributes["IFLA_IFNAME"] in ends:
+                rtnl.link(ipr, "del", index=one.header["index"])
+    Netns(path, -1).remove()
