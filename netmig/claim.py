@@ -112,9 +112,14 @@ class Announcer:
     """
 
     def __init__(self, netns: Netns, addresses: Iterable[Announced]) -> None:
-        """Open the pod's interfaces in its namespace. Raises NetworkError if one is missing."""
+        """Open the pod's interfaces in its namespace. Raises NetworkError if one is missing.
+
+        An interface without a MAC has no neighbours that would want to know.
+        """
         frames: dict[str, list[bytes]] = {}
         for address in addresses:
+            if not address.mac:
+                continue
             frames.setdefault(address.ifname, []).extend(_announcements(address.ip, _mac(address.mac)))
         self._sockets = _open_all(netns, frames)
 

@@ -170,6 +170,7 @@ def test_an_announcer_needs_its_interface(owner: Member) -> None:
         claim.Announcer(
             owner.netns, [At(ip=owner.ip4, mac=owner.mac), At(ip="10.9.9.9", mac=owner.mac, ifname="eth7")]
         )
+    assert claim.Announcer(owner.netns, [At(ip="10.9.9.9", mac="", ifname="tun0")]).send() == 0
     announcer = claim.Announcer(owner.netns, [At(ip=owner.ip4, mac=owner.mac)])
     announcer.close()
     announcer.close()
