@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -313,3 +315,130 @@ def _walk(a: Any, b: Any, where: str, lines: list[str]) -> None:
             lines.append(f"{where[:-1]}: another order")
     elif a != b:
         lines.append(f"{where[:-1]}: {_key(a)} became {_key(b)}")
+
+
+def rebind(
+    identity: Identity, addresses: Mapping[str, str], macs: Mapping[str, str] | None = None
+) -> Identity:
+    """The identity of a clone: other addresses, wherever the old ones stand, and other MACs.
+
+    addresses: old to new, each of the same family. macs: by the interface's name; made up where not given.
+    Learned neighbours are left out, link-local IPv6 addresses follow from the new MACs, and host ends get
+    names of their own. Raises NetworkError.
+    """
+    _check_rebinding(identity, addresses)
+    given = macs or {}
+    links = tuple(
+        replace(link, mac=given.get(link.name) or _made_up_mac()) if link.kind == "veth" else link
+        for link in identity.links
+    )
+    moved = {link.name: link.mac for link in links if link.kind == "veth" and link.mac is not None}
+    locals_ = {
+        one.ip
+        for one in identity.addresses
+        if one.interface in moved and one.scope == SCOPE_LINK and ":" in one.ip and one.ip not in addresses
+    }
+    others = [_readdressed(one, addresses) for one in identity.addresses if one.ip not in locals_]
+    own = [
+        LinkAddress(interface=name, ip=link_local(mac), prefix=64, scope=SCOPE_LINK)
+        for name, mac in moved.items()
+        if any(one.interface == name and one.ip in locals_ for one in identity.addresses)
+    ]
+    return with_fresh_ends(
+        replace(
+            identity,
+            links=links,
+            addresses=(*others, *own),
+            routes=tuple(_rerouted(route, addresses) for route in identity.routes),
+            rules=tuple(
+                replace(
+                    rule,
+                    source=_prefix(rule.source, addresses),
+                    destination=_prefix(rule.destination, addresses),
+                )
+                for rule in identity.rules
+            ),
+            neighbours=tuple(
+                replace(one, ip=addresses.get(one.ip, one.ip))
+                for one in identity.neighbours
+                if one.state != NUD_STALE
+            ),
+            nftables=tuple(_substituted(one, addresses) for one in identity.nftables),
+        )
+    )
+
+
+def with_fresh_ends(identity: Identity) -> Identity:
+    """The same identity beside the one that it is of: host ends have names and MACs that nobody has."""
+    links = tuple(
+        replace(link, host=replace(link.host, name=f"veth{os.urandom(4).hex()}", mac=_made_up_mac()))
+        if link.host is not None
+        else link
+        for link in identity.links
+    )
+    return replace(identity, links=links)
+
+
+def link_local(mac: str) -> str:
+    """The IPv6 address that the kernel makes of a MAC (RFC 4291, appendix A)."""
+    octets = bytes.fromhex(mac.replace(":", ""))
+    number = bytes([octets[0] ^ 2]) + octets[1:3] + b"\xff\xfe" + octets[3:]
+    return str(ipaddress.IPv6Address(b"\xfe\x80" + bytes(6) + number))
+
+
+def _check_rebinding(identity: Identity, addresses: Mapping[str, str]) -> None:
+    ours = {one.ip for one in identity.addresses}
+    left = ours - addresses.keys()
+    for old, new in addresses.items():
+        cause = None
+        if old not in ours:
+            cause = "the pod does not have it"
+        elif ipaddress.ip_address(old).version != ipaddress.ip_address(new).version:
+            cause = f"{new} is of the other family"
+        elif new in left or list(addresses.values()).count(new) > 1:
+            cause = f"{new} would be there twice"
+        if cause is not None:
+            raise NetworkError(f"could not replace address '{old}': {cause}; check the new addresses")
+
+
+def _readdressed(one: LinkAddress, addresses: Mapping[str, str]) -> LinkAddress:
+    new = addresses.get(one.ip)
+    if new is None:
+        return one
+    network = ipaddress.ip_network(f"{one.ip}/{one.prefix}", strict=False)
+    broadcast = one.broadcast
+    if broadcast == str(network.broadcast_address):
+        broadcast = str(ipaddress.ip_network(f"{new}/{one.prefix}", strict=False).broadcast_address)
+    return replace(one, ip=new, broadcast=broadcast)
+
+
+def _rerouted(route: Route, addresses: Mapping[str, str]) -> Route:
+    attributes = dict(route.attributes)
+    if "RTA_PREFSRC" in attributes:
+        preferred = str(attributes["RTA_PREFSRC"])
+        attributes["RTA_PREFSRC"] = addresses.get(preferred, preferred)
+    return replace(route, source=_prefix(route.source, addresses), attributes=attributes)
+
+
+def _prefix(text: str | None, addresses: Mapping[str, str]) -> str | None:
+    """An address with its length; a whole network stays."""
+    if text is None:
+        return None
+    ip, _, length = text.partition("/")
+    return f"{addresses[ip]}/{length}" if ip in addresses and int(length) in {32, 128} else text
+
+
+def _substituted(value: Any, addresses: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return addresses.get(value, value)
+    if isinstance(value, list | tuple):
+        return [_substituted(inner, addresses) for inner in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {k: _substituted(inner, addresses) for k, inner in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _made_up_mac() -> str:
+    """A unicast one that no manufacturer has."""
+    octets = os.urandom(6)
+    return ":".join(f"{octet:02x}" for octet in (octets[0] & 0xFC | 0x02, *octets[1:]))
