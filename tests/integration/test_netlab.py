@@ -48,7 +48,7 @@ def test_no_byte_is_lost_and_no_connection_broken(played: dict[str, Any], name: 
     rows = [row for row in played["rows"] if row["scenario"] == name]
     assert rows, played["text"]
     for row in rows:
-        assert row["good"], row
+        assert row["good"], (row["problem"], row["errors"])
         assert row["bytes_lost"] == row["bytes_repeated"] == 0
         assert row["udp"]["refused"] == 0, "somebody answered for the address while nobody ran with it"
 

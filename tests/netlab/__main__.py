@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.netlab import report, room, scenarios
 from tests.netlab.pods import build_server
-from tests.netlab.report import Figure, Row
+from tests.netlab.report import Row
 from tests.perf.figures import machine
 from tests.support.containers import CHECKOUT
 
@@ -50,7 +50,7 @@ def play(names: list[str], *, short: bool, output: Path) -> int:
     for name in names:
         with console.status(f"playing: {name}"):
             rows += scenarios.play(plan, name)
-    figures: list[Figure] = []
+    figures = scenarios.figures(rows)
     facts["load_after"] = os.getloadavg()[0]
     facts["took_s"] = round(time.monotonic() - begun, 1)
     document = {

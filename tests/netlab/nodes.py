@@ -24,6 +24,7 @@ CLIENT = "client"
 UNDERLAY = "underlay"
 MTU = 1450  # what VXLAN leaves of 1500
 POD_NETWORK = "pods"
+BRIDGE = "cni0"
 
 
 class Host:
@@ -58,6 +59,13 @@ class Node(Host):
         self.torpor = Torpor(self.path / "torpor")
         self.runc = Runc(self.path / "runc")
         self.leases_path = self.path / "networks"  # host-local's store, a directory for each network
+        if kind == "l2":
+            # All nodes share one range, so that any of them can have a pod of any address; each begins to
+            # hand out addresses at another place, since their stores do not know of each other.
+            store = self.leases_path / POD_NETWORK
+            store.mkdir(parents=True)
+            (store / "last_reserved_ip.0").write_text(f"10.88.0.{9 + 40 * (number - 1)}")
+            (store / "last_reserved_ip.1").write_text(f"fd00:88::{9 + 40 * (number - 1)}")
 
     @property
     def gateway(self) -> tuple[str, str]:
@@ -67,11 +75,9 @@ class Node(Host):
     def cni_config(self) -> dict[str, Any]:
         """The network configuration for this node's pods."""
         if self.kind == "l2":
-            first, last = 10 + 40 * (self.number - 1), 49 + 40 * (self.number - 1)
-            # Every node hands out addresses of its own, but a pod may keep one of another's.
             ranges = [
-                _range("10.88.0.0/16", f"10.88.0.{first}", f"10.88.0.{last}", "10.88.0.200"),
-                _range("fd00:88::/64", f"fd00:88::{first}", f"fd00:88::{last}", "fd00:88::200"),
+                _range("10.88.0.0/16", "10.88.0.10", "10.88.0.199", "10.88.0.200"),
+                _range("fd00:88::/64", "fd00:88::10", "fd00:88::199", "fd00:88::200"),
             ]
         else:
             v4, v6 = self.gateway
@@ -88,7 +94,7 @@ class Node(Host):
             "cniVersion": "1.0.0",
             "name": POD_NETWORK,
             "type": "bridge",
-            "bridge": "cni0",
+            "bridge": BRIDGE,
             "isGateway": False,
             "mtu": MTU,
             "capabilities": {"mac": True, "ips": True},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,53 @@ def build_server(path: Path) -> Path:
     return path
 
 
+@dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A network namespace on a node, with the addresses that CNI gave it.
+    """A network namespace on a node, by which others know a pod. ips: IPv4 first, where it has both."""
 
-    runtime: arguments for the plugin's capabilities, for example {"ips": [...], "mac": ...}.
-    """
+    node: Node
+    name: str
+    ips: tuple[str, ...]
+    mac: str
 
-    def __init__(self, node: Node, name: str, *, runtime: dict[str, Any] | None = None) -> None:
-        self.node = node
-        self.name = name
-        self.sandbox_id = f"{name}-sandbox"
-        self.netns = f"{node.name}-{name}"
-        self.netns_path = NETNS / self.netns
-        command("ip", "netns", "add", self.netns)
-        command("ip", "-n", self.netns, "link", "set", "lo", "up")
-        result = node.cni("ADD", self.sandbox_id, self.netns_path, runtime=runtime)
-        self.ips: list[str] = [each["address"].partition("/")[0] for each in result["ips"]]
-        self.mac: str = next(each["mac"] for each in result["interfaces"] if each.get("sandbox"))
+    @property
+    def sandbox_id(self) -> str:
+        """What CNI knows it by."""
+        return sandbox_id(self.node, self.name)
+
+    @property
+    def netns_path(self) -> Path:
+        """Its namespace."""
+        return netns_path(self.node, self.name)
 
     def close(self) -> None:
         """Give the addresses back and remove the namespace."""
-        with contextlib.suppress(AssertionError):  # a moved pod has no interface any more
-            self.node.cni("DEL", self.sandbox_id, self.netns_path)
-        command("ip", "netns", "delete", self.netns, check=False)
+        self.node.cni("DEL", self.sandbox_id, self.netns_path)
+        command("ip", "netns", "delete", self.netns_path.name)
+
+
+def sandbox_id(node: Node, name: str) -> str:
+    """What CNI knows a pod by."""
+    return f"{name}-{node.name}"
+
+
+def netns_path(node: Node, name: str) -> Path:
+    """Where a pod's namespace is."""
+    return NETNS / f"{node.name}-{name}"
+
+
+def new_pod(node: Node, name: str, *, runtime: dict[str, Any] | None = None) -> Pod:
+    """A pod with the addresses that CNI gives it.
+
+    runtime: arguments for the plugin's capabilities, for example {"ips": [...], "mac": ...}.
+    """
+    path = netns_path(node, name)
+    command("ip", "netns", "add", path.name)
+    command("ip", "-n", path.name, "link", "set", "lo", "up")
+    result = node.cni("ADD", sandbox_id(node, name), path, runtime=runtime)
+    ips = tuple(each["address"].partition("/")[0] for each in result["ips"])
+    mac = next(each["mac"] for each in result["interfaces"] if each.get("sandbox"))
+    return Pod(node=node, name=name, ips=ips, mac=mac)
 
 
 class Containers:

@@ -76,13 +76,33 @@ def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in rows) for name in (rows[0] if rows else ())}
 
 
+def merge(rows: Sequence[Row]) -> list[Row]:
+    """One row for all rounds of a scenario: sums, and medians of the times."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.scenario, row.name, row.network), []).append(row)
+    return [
+        Row(
+            scenario=first.scenario,
+            name=first.name + (f", {len(group)} rounds" if len(group) > 1 else ""),
+            network=first.network,
+            moves=sum(row.moves for row in group),
+            tally=Tally.sum([row.tally for row in group]),
+            phases_ms=medians([row.phases_ms for row in group]),
+            problem=first.problem,
+        )
+        for group in groups.values()
+        for first in group[:1]
+    ]
+
+
 def show(console: Console, rows: Sequence[Row]) -> None:
     """Print the table."""
     table = Table(title="the network lab: what connected clients saw")
     for heading in ("scenario", "network", "TCP", "bytes lost", "twice", "gap ms", "longest", "UDP lost"):
         table.add_column(heading, justify="left" if heading in {"scenario", "network"} else "right")
     table.add_column("phases, ms")
-    for row in rows:
+    for row in merge(rows):
         tally = row.tally
         udp = f"{tally.udp_lost} of {tally.udp_sent} (rate x gap {tally.udp_expected:.0f})"
         table.add_row(

@@ -2,93 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.netlab import redis
-from tests.netlab.nodes import Kind, Lab, Node
-from tests.netlab.pods import Containers, Pod, build_server
-from tests.netlab.report import Row
+from tests.netlab import alone, redis, report
+from tests.netlab.moves import Mover
+from tests.netlab.nodes import Kind
+from tests.netlab.report import Figure, Row
+from tests.netlab.stage import Plan, Stage, stage
 from tests.netlab.traffic import Client, both_ways, mixed
 
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How much of it. root: an empty directory; server: a root file system with the server.
-
-    asleep_s: how long a suspended pod sleeps. rounds: of what is measured. back_and_forth: migrations in a
-    row. connections: at once, in the crowd. kinds: how many kinds of traffic a suspended pod is tried with.
-    load_s: how long a benchmark would run undisturbed.
-    """
-
-    root: Path
-    server: Path
-    asleep_s: float = 5.0
-    rounds: int = 5
-    back_and_forth: int = 20
-    connections: int = 100
-    load_s: float = 4.0
-    kinds: int = 4
-
-
-class Stage:
-    """A lab with one pod on the first node, in which a program runs. lower: the layer that has it."""
-
-    def __init__(self, lab: Lab, lower: Path, argv: Sequence[str]) -> None:
-        self.lab = lab
-        self.lower = lower
-        self.argv = argv
-        self.containers = Containers(lab)
-        self.clients: list[Client] = []
-        self.container_id = f"{lab.tag}-server"
-        self.pod = Pod(lab.nodes[0], "server")
-        self.pods = [self.pod]
-        self.containers.run(self.node, self.container_id, self.bundle(self.pod))
-
-    @property
-    def node(self) -> Node:
-        """Where the pod is now."""
-        return self.pod.node
-
-    def bundle(self, pod: Pod) -> Path:
-        """A bundle for the server in a pod."""
-        return self.containers.bundle(pod.node, self.container_id, self.lower, self.argv, pod.netns_path)
-
-    def client(self, flows: Sequence[str]) -> Client:
-        """A connected client on the client host."""
-        client = Client(self.lab.client, flows)
-        self.clients.append(client)
-        return client
-
-    def close(self) -> None:
-        """Take it all down."""
-        for client in self.clients:
-            client.close()
-        self.containers.close()
-        for pod in self.pods:
-            pod.close()
-        self.lab.close()
-
-
-@contextlib.contextmanager
-def stage(
-    plan: Plan,
-    kind: Kind,
-    name: str,
-    *,
-    lower: Path | None = None,
-    argv: Sequence[str] = ("/bin/server", "1"),
-) -> Generator[Stage]:
-    """A stage in a directory of its own, taken down at the end. lower, argv: the program; by default server.c
-    with a mebibyte of memory."""
-    place = Stage(Lab(kind, plan.root / f"{name}-{kind}"), lower or plan.server, argv)
-    try:
-        yield place
-    finally:
-        place.close()
+KINDS: tuple[Kind, ...] = ("l2", "routed")
+ALONE = "alone"
+MOVES = "moves"
 
 
 def suspend(plan: Plan) -> list[Row]:
@@ -129,12 +57,80 @@ def sleep_and_wake(place: Stage, asleep_s: float) -> dict[str, float]:
     )
     slept = time.monotonic()
     place.containers.remove(node, place.container_id)
-    bundle = place.bundle(place.pod)
+    bundle = place.bundle_path = place.bundle(place.pod)
     time.sleep(asleep_s)
     waking = time.monotonic()
     node.torpor("restore", "asleep", "--bundle", bundle, "--keep-tcp", "--detach", "--root", node.runc.root)
     awake = time.monotonic()
     return {"checkpoint": (slept - begun) * 1000, "restore": (awake - waking) * 1000}
+
+
+def moves(plan: Plan) -> list[Row]:
+    """The pod moves to another node and back, on one segment and routed, beside CRIU alone on one node."""
+    rows: list[Row] = []
+    for kind in KINDS:
+        with stage(plan, kind, "moves", argv=("/bin/server", str(plan.mebibytes))) as place:
+            mover = Mover(place)
+            flows = mixed(place.pod.ips)
+            for number in range(plan.rounds):
+                client = place.client(flows)
+                peer, output = alone.dump_and_restore(place.node, place.container_id, place.bundle_path)
+                place.containers.outputs.append(output)
+                client.goes_on()
+                rows.append(_row(ALONE, f"CRIU alone, same node, {plan.mebibytes} MiB", kind, client, peer))
+                client = place.client(flows)
+                phases = mover.move(place.lab.nodes[(number + 1) % 2])
+                client.goes_on()
+                rows.append(_row(MOVES, f"move, {plan.mebibytes} MiB", kind, client, phases))
+    return rows
+
+
+def back_and_forth(plan: Plan) -> list[Row]:
+    """Many moves in a row under the same connections."""
+    rows: list[Row] = []
+    for kind in KINDS:
+        with stage(plan, kind, "back-and-forth") as place:
+            mover = Mover(place)
+            # On one segment it goes round all nodes; routed, it returns home each time.
+            nodes = place.lab.nodes if kind == "l2" else place.lab.nodes[:2]
+            client = place.client([*mixed(place.pod.ips), *both_ways(place.pod.ips, plan.connections)])
+            phases: list[dict[str, float]] = []
+            for number in range(1, plan.back_and_forth + 1):
+                phases.append(mover.move(nodes[number % len(nodes)]))
+                client.goes_on()
+            rows.append(
+                Row(
+                    scenario="back-and-forth",
+                    name=f"{plan.back_and_forth} moves in a row",
+                    network=kind,
+                    moves=plan.back_and_forth,
+                    tally=client.stop(),
+                    phases_ms=report.medians(phases),
+                )
+            )
+    return rows
+
+
+def figures(rows: Sequence[Row]) -> list[Figure]:
+    """What must hold of the medians of one run; only of what was played."""
+    found: list[Figure] = []
+    for kind, limit in (("l2", 0.1), ("routed", 0.25)):
+        peers = [row for row in rows if row.scenario == ALONE and row.network == kind]
+        moved = [row for row in rows if row.scenario == MOVES and row.network == kind]
+        if not peers or not moved:
+            continue
+        peer_ms = statistics.median(sum(row.phases_ms.values()) for row in peers)
+        switch_ms = statistics.median(row.phases_ms["switch"] for row in moved)
+        gap_ms = statistics.median(row.tally.gap_s * 1000 for row in moved)
+        found += [
+            Figure(name=f"network's share, {kind}", value=switch_ms / peer_ms, limit=limit),
+            Figure(name=f"downtime beside CRIU alone, {kind}", value=gap_ms / peer_ms, limit=1.5),
+        ]
+    return found
+
+
+def _row(scenario: str, name: str, kind: Kind, client: Client, phases_ms: dict[str, float]) -> Row:
+    return Row(scenario=scenario, name=name, network=kind, tally=client.stop(), phases_ms=phases_ms)
 
 
 def redis_suspended(plan: Plan) -> list[Row]:
@@ -147,7 +143,12 @@ def redis_suspended(plan: Plan) -> list[Row]:
     return [Row(scenario="redis-suspended", name=name, network="l2", tally=tally, phases_ms=phases)]
 
 
-SCENARIOS: dict[str, Callable[[Plan], list[Row]]] = {"suspend": suspend, "redis-suspended": redis_suspended}
+SCENARIOS: dict[str, Callable[[Plan], list[Row]]] = {
+    "suspend": suspend,
+    "redis-suspended": redis_suspended,
+    "moves": moves,
+    "back-and-forth": back_and_forth,
+}
 
 
 def play(plan: Plan, name: str) -> list[Row]:
@@ -173,8 +174,4 @@ def short(root: Path, server: Path) -> Plan:
         back_and_forth=2,
         connections=20,
         kinds=2,
-        load_s=1.5,
     )
-
-
-__all__ = ["SCENARIOS", "Plan", "build_server", "full", "play", "short"]

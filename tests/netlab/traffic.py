@@ -8,12 +8,12 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from tests.netlab.nodes import Host
-from tests.support.containers import PYTHON, until
+from tests.support.containers import PYTHON
 
 CLIENT = Path(__file__).with_name("client.py")
 
@@ -28,6 +28,11 @@ def mixed(ips: Sequence[str]) -> list[str]:
 def both_ways(ips: Sequence[str], number: int) -> list[str]:
     """So many connections on which both sides send, spread over the addresses; the more, the less each."""
     return [f"duplex@{ips[index % len(ips)]}@{5 if number <= 2 else 50}" for index in range(number)]
+
+
+def name_of(flow: Flow) -> str:
+    """For people."""
+    return f"{flow['mode']} over IPv{flow['family']}"
 
 
 class Client:
@@ -59,14 +64,18 @@ class Client:
     def goes_on(self, *, timeout_s: float = 20.0) -> None:
         """Wait until every flow has made progress from now on. Fails if one is broken or does not."""
         begun = time.monotonic()
-
-        def all_did() -> bool:
+        deadline = begun + timeout_s
+        while True:
             flows = self.look()
-            broken = [flow["error"] for flow in flows if flow["error"]]
-            assert not broken, f"{len(broken)} of {len(flows)} connections are broken: {broken[0]}"
-            return all(flow["last_s"] > begun for flow in flows)
-
-        until(all_did, timeout_s=timeout_s, what="every flow goes on")
+            broken = [f"{name_of(flow)}: {flow['error']}" for flow in flows if flow["error"]]
+            assert not broken, f"{len(broken)} of {len(flows)} connections are broken: {broken[:3]}"
+            stuck = [name_of(flow) for flow in flows if flow["last_s"] < begun]
+            if not stuck:
+                return
+            assert time.monotonic() < deadline, (
+                f"{len(stuck)} of {len(flows)} flows do not go on: {stuck[:8]}"
+            )
+            time.sleep(0.02)
 
     def stop(self) -> Tally:
         """End the flows, what is under way included, and count."""
@@ -116,10 +125,18 @@ class Tally:
             tally.lost += flow["lost"]
             tally.repeated += flow["repeated"]
             tally.gaps_s.append(flow["gap_s"])
-            name = f"{flow['mode']} over IPv{flow['family']}"
             if flow["error"] or flow["stalled"]:
-                tally.errors.append(f"{name}: {flow['error'] or 'stalled'}")
+                tally.errors.append(f"{name_of(flow)}: {flow['error'] or 'stalled'}")
         return tally
+
+    @classmethod
+    def sum(cls, tallies: Sequence[Tally]) -> Tally:
+        """All of them together."""
+        total = cls()
+        for each in fields(cls):
+            for tally in tallies:
+                setattr(total, each.name, getattr(total, each.name) + getattr(tally, each.name))
+        return total
 
     @property
     def whole(self) -> bool:
