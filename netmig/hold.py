@@ -16,7 +16,9 @@ whoever held it was killed.
 from __future__ import annotations
 
 import os
+import re
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -35,6 +37,8 @@ CRIU_PREFIX = "CRIU-"
 
 _CRIU_MARK = 0xC114  # SOCCR_MARK
 _MAX_NAME = 128  # the kernel takes twice as much
+_MAX_OWNER = _MAX_NAME - len(PREFIX)
+_NOT_PLAIN = re.compile("[^A-Za-z0-9-]")
 _BEFORE_ALL = -500  # before conntrack and everybody's own rules
 
 Until = Literal["call", "decision"]
@@ -67,7 +71,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 def table_name(owner: str) -> str:
     """The name of our own table for an owner: two owners in one namespace do not meet."""
-    return (PREFIX + "".join(c if c.isalnum() else "-" for c in owner))[:_MAX_NAME]
+    plain = _NOT_PLAIN.sub("-", owner)
+    if plain != owner or len(plain) > _MAX_OWNER:
+        mark = zlib.crc32(owner.encode(errors="surrogatepass"))
+        plain = f"{plain[: _MAX_OWNER - 9]}-{mark:08x}"
+    return PREFIX + plain
 
 
 def lock(
