@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from tests.netlab.nodes import NETNS, POD_NETWORK, Lab, Node
 from tests.netlab.pods import Pod, build_server, new_pod
 from tests.netlab.traffic import Client, Tally
 from tests.support.containers import (
+    CHECKOUT,
     PYTHON,
     SEARCH_PATH,
     Output,
@@ -75,14 +77,15 @@ class Agent:
             "PATH": SEARCH_PATH,
         }
 
-    def start(self) -> None:
-        """Start the agent, and wait until it listens."""
+    def start(self, fault: Sequence[str | Path] = ()) -> None:
+        """Start the agent, and wait until it listens. fault: the first words for `failing`."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                self.node.words(TORPOR, "agent"),
+                self.node.words(*_program(fault), "agent"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=CHECKOUT,
                 env=self.environment,
                 start_new_session=True,
             )
@@ -99,14 +102,15 @@ class Agent:
             self.process.wait()
             self.process = None
 
-    def popen(self, *words: str | Path) -> subprocess.Popen[str]:
-        """Start `torpor` on this node."""
+    def popen(self, *words: str | Path, fault: Sequence[str | Path] = ()) -> subprocess.Popen[str]:
+        """Start `torpor` on this node. fault: the first words for `failing`."""
         return subprocess.Popen(
-            self.node.words(TORPOR, *words),
+            self.node.words(*_program(fault), *words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=CHECKOUT,
             env=self.environment,
             start_new_session=True,
         )
@@ -128,6 +132,10 @@ class Agent:
         """Every veth on the node but its leg on the underlay."""
         shown = json.loads(self.node("ip", "-j", "link", "show", "type", "veth").stdout or "[]")
         return [link["ifname"] for link in shown if link["ifname"] != "eth0"]
+
+
+def _program(fault: Sequence[str | Path]) -> list[str | Path]:
+    return [sys.executable, "-m", "tests.migrate.failing", *fault] if fault else [TORPOR]
 
 
 class Pair:
@@ -156,6 +164,7 @@ class Pair:
         self.pods: list[Pod] = []
         self.clients: list[Client] = []
         self.container_id = ""
+        self._numbers = itertools.count()
         for agent in self.agents:
             agent.start()
 
@@ -167,7 +176,7 @@ class Pair:
         self.container_id = f"{self.lab.tag}-{name}"
         pod = new_pod(agent.node, name)
         self.pods.append(pod)
-        bundle = self.path / "bundles" / name
+        bundle = self.path / "bundles" / str(next(self._numbers))
         for each in ("upper", "work", "rootfs"):
             (bundle / each).mkdir(parents=True)
         options = f"lowerdir={self.lower},upperdir={bundle / 'upper'},workdir={bundle / 'work'}"

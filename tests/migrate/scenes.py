@@ -4,12 +4,19 @@ tests/integration/test_migrate.py.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from tests.migrate.pair import Pair, pair, whole
+from tests.migrate.pair import Agent, Pair, pair, whole
+from tests.migrate.points import ALL, SHORT
 from tests.netlab.traffic import both_ways
+from tests.support.containers import until
 
 pytestmark = pytest.mark.engine
 
@@ -33,3 +40,116 @@ def test_there_and_back(place: Pair) -> None:
     whole(client.stop())
     assert place.never_twice() == ["node1", "node2", "node1"]
     place.forget()
+
+
+# --- faults --------------------------------------------------------------------------------------------
+
+POINTS = ALL if os.environ.get("TORPOR_SOAK") else SHORT
+
+
+class Fault:
+    """A migration with a fault at one point, on the source or on the target."""
+
+    def __init__(
+        self, place: Pair, side: str, point: str, action: Literal["kill", "cut"], path: Path
+    ) -> None:
+        self.place, self.path = place, path
+        self.source, self.target = place.agents
+        words = (point, action, path)
+        if side == "target":
+            self.target.kill()
+            self.target.start(words)
+        self.migrate = self.source.popen(
+            *("migrate", place.container_id, "--to", self.target.node.name),
+            *("--root", self.source.node.runc.root),
+            fault=words if side == "source" else (),
+        )
+
+    def reached(self) -> None:
+        """Wait until it is at its point."""
+
+        def there() -> bool:
+            over = self.migrate.poll() is not None and not (self.path / "reached").exists()
+            assert not over, f"the migration ended before: {self.migrate.communicate()}"
+            return (self.path / "reached").exists()
+
+        until(there, timeout_s=60, what="the point is reached")
+
+    def end(self) -> str:
+        """Wait for the end of `torpor migrate`; what it said."""
+        try:
+            _, said = self.migrate.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.migrate.kill()
+            raise
+        return said
+
+    def healed(self) -> tuple[str, float]:
+        """From now on all is well: where it runs, and how long that took, seconds."""
+        begun = time.monotonic()
+        where = until(lambda: self.place.runs_on(0.1), timeout_s=30, what=f"one copy runs: {self.logs()}")
+        return where, time.monotonic() - begun
+
+    def logs(self) -> str:
+        """What the agents have said."""
+        return "; ".join(agent.log_path.read_text()[-1000:] for agent in self.place.agents)
+
+
+def settled(place: Pair, where: str, fault: Fault) -> None:
+    """One copy, at one place, and nothing besides."""
+    home: Agent = place.agents[0] if where == "node1" else place.agents[1]
+    away: Agent = place.agents[1] if where == "node1" else place.agents[0]
+    until(
+        lambda: not place.leftovers(home, away),
+        timeout_s=30,
+        what=f"nothing is left: {place.leftovers(home, away)}; {fault.logs()}",
+    )
+    assert place.never_twice() == (["node1"] if where == "node1" else ["node1", "node2"])
+    assert place.runs_on() == where
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("side", "point"), POINTS)
+def test_a_killed_agent(place: Pair, side: str, point: str, tmp_path: Path) -> None:
+    pod = place.start("web")
+    client = place.client(both_ways(pod.ips, 2))
+    fault = Fault(place, side, point, "kill", tmp_path)
+    fault.reached()
+    victim = fault.source if side == "source" else fault.target
+    victim.kill()
+    time.sleep(0.3)
+    place.never_twice()
+    if side == "source":
+        fault.migrate.wait(10)
+    victim.start()
+    where, took_s = fault.healed()
+    said = fault.end()
+    settled(place, where, fault)
+    print(f"{side} {point}: runs on {where} after {took_s:.2f} s; {said.strip().splitlines()[-1:]}")
+    client.goes_on()
+    whole(client.stop())
+    place.forget()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("side", "point"), POINTS)
+def test_a_cut_link(place: Pair, side: str, point: str, tmp_path: Path) -> None:
+    pod = place.start("web")
+    client = place.client(both_ways(pod.ips, 2))
+    fault = Fault(place, side, point, "cut", tmp_path)
+    fault.reached()
+    place.lab.cut(fault.target.node)
+    (tmp_path / "go").touch()
+    time.sleep(2.0)
+    place.never_twice()
+    place.lab.heal(fault.target.node)
+    where, took_s = fault.healed()
+    said = fault.end()
+    settled(place, where, fault)
+    print(f"{side} {point}: runs on {where} after {took_s:.2f} s; {said.strip().splitlines()[-1:]}")
+    client.goes_on()
+    whole(client.stop())
+    place.forget()
+    if side == "target":
+        fault.target.kill()
+        fault.target.start()
