@@ -35,17 +35,22 @@ exit "${said%%[!0-9]*}"
 """
 
 
-def begin(directory: Path, wait: Sequence[str], *, name: str) -> int:
+def begin(directory: Path, wait: Sequence[str], *, name: str, terminal: bool) -> int:
     """Start the attendant of a container that was created, with this process's streams; its pid.
 
     directory: torpor's state of the container. wait: the command line that waits for the container's end.
-    name: what the attendant shows as. Raises OSError.
+    name: what the attendant shows as. terminal: the container has one already, and the streams are only this
+    call's, whose end the caller waits for. Raises OSError.
     """
     go_path = directory / _GO
     go_path.unlink(missing_ok=True)
     os.mkfifo(go_path, 0o600)
+    stream = subprocess.DEVNULL if terminal else None
     process = subprocess.Popen(
         ["/bin/sh", "-c", _SCRIPT, name, str(go_path), *wait],
+        stdin=stream,
+        stdout=stream,
+        stderr=stream,
         cwd="/",
         env={"PATH": os.environ.get("PATH", "")},
         start_new_session=True,

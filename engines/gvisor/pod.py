@@ -75,6 +75,14 @@ def fellows(
             )
         root = other.bundle_path / document["root"]["path"]
         found.append(Fellow(name=name, container=other, spec=document, rootfs_path=root))
+    for fellow in found:
+        process: Mapping[str, Any] = fellow.spec.get("process") or {}
+        if process.get("terminal"):
+            raise NotSupported(
+                f"{words}: container '{fellow.name}' of its pod has a terminal, which runsc cannot give a "
+                "container of a pod that it restores; start it without (tty: false)",
+                after="running",
+            )
     return tuple(sorted(found, key=lambda fellow: fellow.container.id != sandbox))
 
 

@@ -144,7 +144,13 @@ def _create(context: Context, pod: Pod | None) -> int:
         from shim import members
 
         runtime += [*context.config.runtime_args, "--root", context.call.root]
-        members.attend(runtime, context.directory, context.container_id, context.option_path("pid-file"))
+        members.attend(
+            runtime,
+            context.directory,
+            context.container_id,
+            context.option_path("pid-file"),
+            terminal="console-socket" in context.call.options,
+        )
     return status
 
 

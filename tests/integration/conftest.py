@@ -14,6 +14,7 @@ from tests.support import leaks
 from tests.support.containerd import Containerd, Handler
 from tests.support.containers import tool
 from tests.support.cri import Cri
+from tests.support.gvisor import launcher_with_network
 from tests.support.podman import Podman
 from tests.support.torpor import Torpor
 
@@ -50,13 +51,14 @@ def torpor(place: Path) -> Torpor:
 
 @pytest.fixture(scope="session")
 def daemon(place: Path, tag: str, torpor: Torpor) -> Iterator[Containerd]:
-    """containerd with three handlers: runc, torpor, and torpor with an allow-list that is too wide."""
+    """containerd with runc, torpor, torpor with an allow-list that is too wide, and gVisor in two set-ups."""
     wide = ("torpor.dev/*", "org.criu.*", "restore.criu.org/*")
     handlers = {
         "runc": Handler(binary=tool("runc")),
         "torpor": Handler(binary=torpor.runtime),
         "torpor-wide": Handler(binary=torpor.runtime, annotations=wide),
         "torpor-runsc": Handler(binary=torpor.runtime_runsc),
+        "torpor-runsc-net": Handler(binary=launcher_with_network(place / "net", torpor)),
     }
     daemon = Containerd(place / "c", tag, handlers)
     daemon.image("pause")

@@ -23,6 +23,7 @@ from tests.support.containers import (
     until,
 )
 from tests.support.criu import streams
+from tests.support.torpor import Torpor
 
 ARGS = tuple(RUNSC_ARGS.split())
 _SUM = r"^sum [0-9a-f]{64}$"
@@ -125,6 +126,22 @@ class GvisorLab:
         if (self.state_path(container_id) / "gvisor-call.json").exists():
             left.append("journal")
         return left
+
+
+def launcher_with_network(path: Path, torpor: Torpor) -> Path:
+    """A launcher of the same installation whose gVisor has the pod's network.
+
+    runsc 20240729 takes every network namespace of a newer kernel for the root one, by a file in
+    /proc/sys/net: it does not see that directory.
+    """
+    program = path / "runsc-with-network"
+    script = f'mount -t tmpfs tmpfs /proc/sys/net; exec {tool("runsc")} "$@"'
+    path.mkdir()
+    program.write_text(f'#!/bin/sh\nexec unshare -m sh -c {shlex.quote(script)} runsc "$@"\n')
+    program.chmod(0o755)
+    places = {"STATE": str(torpor.state_path), "STORE": str(torpor.store_path)}
+    arguments = RUNSC_ARGS.replace("--network=none", "--network=sandbox")
+    return Torpor(path / "torpor", RUNSC=str(program), RUNSC_ARGS=arguments, **places).runtime_runsc
 
 
 def netns_of(pid: int) -> str:
