@@ -23,6 +23,7 @@ from shim import log
 from shim.cli.node import Node, container_ids, this_node
 from shim.errors import ShimError, UsageError
 from shim.images.layout import parse_reference
+from shim.leases import prune, release, sleep, sleeping
 
 if TYPE_CHECKING:
     from netmig.identity import Identity
@@ -34,6 +35,7 @@ LEFT = "net"
 _YOUNG_S = 120.0
 """A lease comes before its container: one as young as this says nothing."""
 
+_NAMESPACE = click.option("--namespace", default="", help="Namespace of an image that is given without one.")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
 
@@ -132,7 +134,7 @@ def show(container: str | None, netns_path: Path | None, root: str | None, as_js
 @command.command("pin")
 @click.argument("cni", type=click.Choice(sorted(CNIS)), metavar="CNI")
 @click.option("--image", "reference", help="A checkpoint image: [NAMESPACE/]NAME.")
-@click.option("--namespace", default="", help="Namespace of an image that is given without one.")
+@_NAMESPACE
 @_where
 @click.option(
     "--attachment",
@@ -216,20 +218,17 @@ def leases(networks: tuple[str, ...], data_dir: Path, free: bool, as_json: bool)
     that sleeps or moves; `young` ones may be of a pod that is only coming to be. Networks that other plugins
     give addresses to are not shown.
     """
+    node = this_node()
     stores = [HostLocal(name, data_dir) for name in networks or _networks(data_dir)]
     rows = [(store, lease) for store in stores for lease in store.leases()]
     states = _states([lease for _, lease in rows])
     if free:
+        for image, addresses in prune(node.config.store_path, sleeping(node.store)).items():
+            _audit(node, "lease freed", f"image {image}", *addresses)
         for store, lease in rows:
             if states[lease] == "stale" and store.release(lease.ip, lease.owner):
                 states[lease] = "freed"
-                log.audit(
-                    this_node().config.store_path,
-                    "lease freed",
-                    address=lease.ip,
-                    container=lease.owner.container_id,
-                    verdict="freed",
-                )
+                _audit(node, "lease freed", lease.owner.container_id, lease.ip)
     if as_json:
         documents = [
             {
@@ -257,6 +256,10 @@ def leases(networks: tuple[str, ...], data_dir: Path, free: bool, as_json: bool)
     Console().print(table)
 
 
+def _audit(node: Node, event: str, owner: str, *addresses: str) -> None:
+    log.audit(node.config.store_path, event, container=owner, verdict=", ".join(addresses))
+
+
 def _networks(data_dir: Path) -> list[str]:
     if not data_dir.is_dir():
         return []
@@ -278,6 +281,42 @@ def _states(found: list[Lease]) -> dict[Lease, str]:
         else:
             states[lease] = "young" if lease.age_s < _YOUNG_S else "stale"
     return states
+
+
+@command.command("reserve")
+@click.argument("reference", metavar="IMAGE")
+@_NAMESPACE
+def reserve_addresses(reference: str, namespace: str) -> None:
+    """Keep the addresses that the container in IMAGE had, until it wakes up or IMAGE is removed.
+
+    To be called while its pod is there. `torpor checkpoint --stop --keep-tcp` does it by itself.
+    """
+    node = this_node()
+    image = node.store.resolve(parse_reference(reference, namespace=namespace))
+    kept = sleep(node.store, image)
+    if not kept:
+        raise ShimError(
+            f"could not reserve the addresses of image '{reference}': host-local gave its pod none; "
+            "see `torpor net pin` for other plugins"
+        )
+    _audit(node, "lease reserved", f"image {image.reference}", *kept)
+    click.echo(f"reserved {', '.join(kept)}")
+
+
+@command.command("release")
+@click.argument("reference", metavar="IMAGE")
+@_NAMESPACE
+def release_addresses(reference: str, namespace: str) -> None:
+    """Give the addresses that are reserved for IMAGE back, for a network plugin that is told to give them.
+
+    Again does no harm.
+    """
+    node = this_node()
+    image = node.store.resolve(parse_reference(reference, namespace=namespace))
+    freed = release(node.config.store_path, image.digest)
+    if freed:
+        _audit(node, "lease freed", f"image {image.reference}", *freed)
+    click.echo(f"released {', '.join(freed)}" if freed else "nothing is reserved for it")
 
 
 @command.command("recover")
