@@ -25,12 +25,13 @@ from engines.api import (
     DumpStats,
     EngineSettings,
     ImageExists,
+    Needs,
     NotSupported,
     OnPhase,
     Phase,
     PhaseInfo,
 )
-from shim import annotations, bundle, identity, log, state, timing
+from shim import annotations, bundle, identity, log, network, state, timing
 from shim.config import Config, engine_settings
 from shim.errors import ShimError
 from shim.images import layout, rootfs
@@ -210,6 +211,12 @@ def into_store(
             raise
         store.settled(reference)
         image = store.resolve(reference)
+        if stop and keep_tcp:
+            # Its own lock keeps the peers waiting for as long as its pod is there, this one from then on.
+            failed = network.guard_sleeping(image.needs, source.settings.search_path)
+            if failed and timings.dump:
+                dump = replace_fields(timings.dump, warnings=(*timings.dump.warnings, *failed))
+                timings = replace_fields(timings, dump=dump)
         with contextlib.suppress(OSError):  # the image is whole without them
             write_file(image.path / layout.TIMINGS, timing.encode(timings))
             for name in (layout.DUMP_LOG, layout.STATS_DUMP):
@@ -320,11 +327,14 @@ class _Job:
         self._thread: threading.Thread | None = None
         self._manifest: Manifest | None = None
         self._reached = False
+        self._needs: Needs | None = None
         self._identity: identity.Capture | None = None
         # An engine that cannot enter a namespace by path keeps its network itself.
-        netns_path = bundle.namespace_path(spec, "network")
-        if netns_path and "external-netns" in engine.capabilities and not identity.is_ours(netns_path):
-            self._identity = identity.Capture(netns_path, source.settings.search_path)
+        path = bundle.namespace_path(spec, "network")
+        theirs = path and "external-netns" in engine.capabilities and not identity.is_ours(path)
+        self._netns_path = path if theirs else None
+        if self._netns_path:
+            self._identity = identity.Capture(self._netns_path, source.settings.search_path)
 
     def run(self, timeout_s: float) -> DumpStats:
         """Dump, and undo on failure what lies beside the engine's part."""
@@ -353,6 +363,8 @@ class _Job:
                 )
             if self.wanted.leave_running:
                 self._complete()
+            elif self._needs and not self.wanted.keep_tcp:
+                network.say_farewell(self._netns_path, network.connections(self._needs))
             if self._identity:
                 stats = replace_fields(stats, warnings=(*stats.warnings, *self._identity.warnings))
         except BaseException:
@@ -417,7 +429,7 @@ class _Job:
         """Everything that must be true before the image counts: needs told, manifest written, all on disk."""
         extras_path = self.wanted.extras_path
         with self.watch.phase("inspect"):
-            needs = self.engine.inspect(self.wanted.image_path)
+            needs = self._needs = self.engine.inspect(self.wanted.image_path)
         write_file(extras_path / layout.NEEDS, encode_needs(needs))
         write_file(extras_path / layout.SPEC_DUMP, self.spec_data)
         if self._identity:

@@ -1,29 +1,41 @@
 """What becomes of a container's addresses and connections when it wakes up: `keep`, `keep-closed` or `new`.
 
+Nothing here loads pyroute2; what changes a namespace is in `adoption`.
+
 Whether a network namespace has an address is tried by binding to it, which is what a restore will do: that
 counts addresses that are not yet usable, and routes that make an address local, as the kernel does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import ipaddress
 import socket
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from engines.api import Finding, Needs, SocketNeed
+from netmig import hold
+from netmig.connections import Connection, farewell, guard, guard_name, unguard
 from netmig.errors import NetworkError
 from netmig.ns import Netns
-from shim import bundle
+from shim import bundle, identity
 from shim.annotations import Network
 from shim.errors import AdmissionRefused, ShimError
+
+if TYPE_CHECKING:
+    from netmig.identity import Address, Identity
 
 Tcp = Literal["keep", "close"]
 
 RULE = "network.address"
 _N_NAMED = 4
+_SIOCGIFMTU, _SIOCGIFHWADDR = 0x8921, 0x8927
 # States of a TCP socket that has no connection, which CRIU makes again whatever becomes of connections.
 _UNCONNECTED = frozenset({"listen", "closed"})
 
@@ -41,13 +53,197 @@ def tcp_mode(network: Network | None, *, leave_running: bool, what: str) -> Tcp:
     return "keep"
 
 
-def judge(needs: Needs, spec: bundle.Spec, *, tcp: Tcp) -> tuple[Finding, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a restore does about the network.
+
+    netns_path: the namespace that the new container joins, None if that is the host's or made for it.
+    addresses: of the image's identity, if they are to be kept. adopt: the identity that the namespace is to
+    be given; None if it has the addresses already, or is to have its own. connections: TCP connections to
+    others that the container had when it fell asleep.
+    """
+
+    mode: Network
+    tcp: Tcp
+    netns_path: Path | None = None
+    addresses: tuple[Address, ...] = ()
+    adopt: Identity | None = None
+    connections: tuple[Connection, ...] = ()
+    guard: str = ""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def coming(self) -> tuple[str, ...]:
+        """Addresses that the namespace will be given, and that others may not have."""
+        return tuple(one.ip for one in self.adopt.addresses) if self.adopt else ()
+
+
+def plan(
+    network: Network | None,
+    needs: Needs,
+    spec: bundle.Spec,
+    directory: Path,
+    *,
+    leave_running: bool,
+    what: str,
+) -> Plan:
+    """Decide what becomes of addresses and connections.
+
+    network: what was asked for. directory: the image's. what: the image in words. Raises AdmissionRefused,
+    ImageCorrupt, ShimError.
+    """
+    tcp = tcp_mode(network, leave_running=leave_running, what=what)
+    place = namespace(spec)
+    path = place if isinstance(place, Path) and not identity.is_ours(place) else None
+    chosen = Plan(
+        mode=network or "new",
+        tcp=tcp,
+        netns_path=path,
+        connections=connections(needs),
+        guard="" if leave_running else guard_of(needs),
+    )
+    if chosen.mode == "new" or path is None:
+        return chosen
+    found = identity.read(directory)
+    if found is None:
+        return replace(chosen, findings=(_UNKNOWN,))
+    from netmig.identity import global_addresses
+
+    addresses = global_addresses(found)
+    if absent([one.ip for one in addresses], path):
+        return replace(chosen, addresses=addresses, adopt=found)
+    narrower = _narrower(found, path) if tcp == "keep" else ()
+    return replace(chosen, addresses=addresses, findings=narrower)
+
+
+_UNKNOWN = Finding(
+    rule="network.identity",
+    severity="unknown",
+    message="the image does not say which addresses its container had",
+    remedy="checkpoint again with this version of torpor",
+)
+
+
+def connections(needs: Needs) -> tuple[Connection, ...]:
+    """The TCP connections of an image to others than itself."""
+    return tuple(
+        Connection(
+            local=str(_plain(need.address)),
+            local_port=need.port,
+            remote=str(_plain(need.remote)),
+            remote_port=need.remote_port,
+        )
+        for need in needs.sockets
+        if need.protocol == "tcp" and need.remote and not _plain(need.remote).is_loopback
+    )
+
+
+def guard_of(needs: Needs) -> str:
+    """The name of the guard of an image's connections, "" if it has none."""
+    run_id = needs.lock_table.removeprefix(hold.CRIU_PREFIX)
+    return guard_name(run_id) if run_id and connections(needs) else ""
+
+
+def guard_sleeping(needs: Needs, search_path: str) -> tuple[str, ...]:
+    """Keep the peers of an image's connections waiting, on this node; what went wrong, in sentences.
+
+    search_path: where the program nft is, if libnftables cannot be loaded.
+    """
+    table = guard_of(needs)
+    if not table:
+        return ()
+    identity.use_nft(search_path)
+    try:
+        with Netns.open(identity.HOST) as host:
+            guard(host, table, connections(needs))
+    except NetworkError as error:
+        return (
+            f"peers of its connections may be told that they are closed, once its pod is removed: {error}",
+        )
+    return ()
+
+
+def forget_sleeping(needs: Needs, search_path: str) -> None:
+    """The peers of an image's connections wait no longer. Raises NetworkError."""
+    table = guard_of(needs)
+    if table:
+        identity.use_nft(search_path)
+        with Netns.open(identity.HOST) as host:
+            unguard(host, table)
+
+
+@contextlib.contextmanager
+def waking(
+    chosen: Plan, search_path: str, opening: Callable[[], None] | None
+) -> Generator[Callable[[], None]]:
+    """A restore is at work: what it calls when the tasks are there and the network is about to open.
+
+    opening: what may fail, and then fails the restore. The rest cannot: peers that are not told learn later.
+    """
+    with contextlib.ExitStack() as late:
+
+        def at_restored() -> None:
+            if opening is not None:
+                opening()
+            with contextlib.suppress(NetworkError):
+                if chosen.guard:
+                    identity.use_nft(search_path)
+                    with Netns.open(identity.HOST) as host:
+                        unguard(host, chosen.guard)
+            with contextlib.suppress(NetworkError):
+                if chosen.netns_path is not None and chosen.addresses and chosen.adopt is None:
+                    _announce(chosen.netns_path, chosen.addresses, late)
+
+        yield at_restored
+
+
+def _announce(netns_path: Path, addresses: Sequence[Address], late: contextlib.ExitStack) -> None:
+    """Say where addresses are that a plugin gave: peers remember the interface that had them before."""
+    from netmig.claim import Announcer
+
+    with Netns.open(netns_path) as netns:
+        with netns.inside():
+            macs = {one.ifname: _mac_of(one.ifname) for one in addresses}
+        present = [replace(one, mac=mac) for one in addresses if (mac := macs[one.ifname])]
+        # Closing takes 10 ms, which nobody need wait for.
+        late.enter_context(Announcer(netns, present)).send()
+
+
+def say_farewell(netns_path: Path | None, closed: Sequence[Connection]) -> int:
+    """Tell the peers of connections that were closed, from the namespace that has their addresses.
+
+    Returns how many could be told; the others learn it when they send something.
+    """
+    if netns_path is not None and closed:
+        with contextlib.suppress(NetworkError), Netns.open(netns_path) as netns:
+            return farewell(netns, closed)
+    return 0
+
+
+def _narrower(found: Identity, netns_path: Path) -> tuple[Finding, ...]:
+    """A refusal for an interface that carries less than the one of the same name did."""
+    with _inside(netns_path):
+        now = {link.name: mtu_of(link.name) for link in found.links if link.kind != "loopback"}
+    return tuple(
+        Finding(
+            rule="network.mtu",
+            severity="refuse",
+            message=f"interface {link.name} carries {mtu} bytes and carried {link.mtu} when the container "
+            "fell asleep: its connections would stall",
+            remedy="raise the MTU, or use network: keep-closed",
+        )
+        for link in found.links
+        if (mtu := now.get(link.name)) and mtu < link.mtu
+    )
+
+
+def judge(needs: Needs, spec: bundle.Spec, *, tcp: Tcp, coming: Collection[str] = ()) -> tuple[Finding, ...]:
     """A refusal for each address that a socket of the image is bound to and the new container will not have.
 
-    Sockets on the wildcard address do not care, nor do connections that are closed by the restore. Raises
-    ShimError if the network namespace that the spec names cannot be entered.
+    coming: addresses that it will be given. Sockets on the wildcard address do not care, nor do connections
+    that are closed by the restore. Raises ShimError if the namespace that the spec names cannot be entered.
     """
-    bound = bound_sockets(needs, tcp=tcp)
+    bound = {ip: used for ip, used in bound_sockets(needs, tcp=tcp).items() if ip not in coming}
     if not bound:
         return ()
     place = namespace(spec)
@@ -107,13 +303,39 @@ def absent(addresses: Iterable[str], netns_path: Path | None) -> tuple[str, ...]
 
     Raises ShimError if the namespace cannot be entered.
     """
-    if netns_path is None:
+    with _inside(netns_path):
         return tuple(address for address in addresses if not _has(address))
+
+
+@contextlib.contextmanager
+def _inside(netns_path: Path | None) -> Generator[None]:
+    if netns_path is None:
+        yield
+        return
     try:
         with Netns.open(netns_path) as netns, netns.inside():
-            return tuple(address for address in addresses if not _has(address))
+            yield
     except NetworkError as error:
         raise ShimError(str(error)) from error
+
+
+def mtu_of(interface: str) -> int:
+    """Bytes that an interface of this thread's namespace carries; 0 if there is none of the name."""
+    answer = _ask(_SIOCGIFMTU, interface)
+    return struct.unpack_from("i", answer, 16)[0] if answer else 0
+
+
+def _mac_of(interface: str) -> str:
+    answer = _ask(_SIOCGIFHWADDR, interface)
+    return answer[18:24].hex(":") if answer else ""
+
+
+def _ask(what: int, interface: str) -> bytes:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        try:
+            return fcntl.ioctl(control, what, struct.pack("16s24x", interface.encode()))
+        except OSError:
+            return b""
 
 
 def _has(address: str) -> bool:

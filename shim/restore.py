@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compat import verdict
 from engines import registry
@@ -40,6 +41,9 @@ from shim.images.undo import save_upper, undo_apply
 from shim.network import Tcp
 from shim.state import ContainerState
 from shim.timing import Stopwatch, Timings
+
+if TYPE_CHECKING:
+    from shim.adoption import Adoption
 
 BACKUP = "upper"  # below a container's state directory: its upper directory before the image's was applied
 
@@ -71,11 +75,13 @@ def admit(
     bundle_path: Path,
     what: str,
     tcp: Tcp = "close",
+    coming: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Judge whether what is in an image may run in a container of this spec, on this node.
 
     bundle_path: the new container's, whose root file system tells where its mounts really go. what: the image
-    in words. tcp: what is to become of connections. Returns the findings that were no reason to refuse.
+    in words. tcp: what is to become of connections; coming: addresses that the container will be given.
+    Returns the findings that were no reason to refuse.
     Raises AdmissionRefused, WiderPrivileges, ImageIncompatible with every refusal named.
     """
     rootfs_path = bundle.rootfs_path(bundle_path, spec)
@@ -93,7 +99,7 @@ def admit(
         rootfs_path=rootfs_path,
         cache_path=config.state_path / "profile.json",
     )
-    findings += network.judge(needs, spec, tcp=tcp)
+    findings += network.judge(needs, spec, tcp=tcp, coming=coming)
     admission.refuse(findings, what=what)
     return findings
 
@@ -126,7 +132,7 @@ def at_create(
     )
     with store.using(image):
         with watch.phase("admission"):
-            findings, tcp = _judge(config, store, image, target, spec, wish, engine, found.use)
+            findings, plan = _judge(config, store, image, target, spec, wish, engine, found.use)
         with watch.phase("verify"):
             store.verify(image, pages=False)
         state.save(target.directory, found)
@@ -135,13 +141,30 @@ def at_create(
         view = find_rootfs(target.bundle_path, str(bundle.rootfs_path(Path(), spec)))
         try:
             with contextlib.ExitStack() as root:
+                adoption = root.enter_context(_adopting(config, image, target, plan))
                 with watch.phase("rootfs"):
                     root.enter_context(_applied(image, view, target.directory / BACKUP))
                     admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
+                with watch.phase("network"):
+                    findings += adoption.take() if adoption else ()
+                at_restored = root.enter_context(
+                    network.waking(plan, target.settings.search_path, adoption.open if adoption else None)
+                )
                 with watch.phase("engine"):
                     restored = _restore(
-                        engine, config, target, spec, image.checkpoint_path, tcp=tcp, held=True
+                        engine,
+                        config,
+                        target,
+                        spec,
+                        image.checkpoint_path,
+                        tcp=plan.tcp,
+                        held=True,
+                        at_restored=at_restored,
                     )
+                if adoption:
+                    adoption.done()
+                if plan.mode == "keep-closed":
+                    network.say_farewell(plan.netns_path, plan.connections)
                 found = state.advance(target.directory, found, "held")
         except BaseException as error:
             log.keep(error, config.state_path, target.container_id)
@@ -173,8 +196,8 @@ def _judge(
     wish: Wish,
     engine: CheckpointEngine,
     use: Use,
-) -> tuple[tuple[Finding, ...], Tcp]:
-    """Everything that can stand against a restore and can be known before; what becomes of connections."""
+) -> tuple[tuple[Finding, ...], network.Plan]:
+    """Everything that can stand against a restore and can be known before; what becomes of the network."""
     what = str(image.reference)
     if wish.engine not in {None, engine.name}:
         raise AdmissionRefused(
@@ -187,11 +210,21 @@ def _judge(
             f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
             "checkpoint again, or set torpor.dev/use: clone"
         )
-    tcp = network.tcp_mode(wish.network, leave_running=image.manifest.leave_running, what=what)
-    findings = admit(
-        config, spec, image.needs, image.manifest, bundle_path=target.bundle_path, what=what, tcp=tcp
+    plan = network.plan(
+        wish.network, image.needs, spec, image.path, leave_running=image.manifest.leave_running, what=what
     )
-    if tcp == "keep" and "tcp-established" not in engine.capabilities:
+    admission.refuse(plan.findings, what=what)
+    findings = plan.findings + admit(
+        config,
+        spec,
+        image.needs,
+        image.manifest,
+        bundle_path=target.bundle_path,
+        what=what,
+        tcp=plan.tcp,
+        coming=plan.coming,
+    )
+    if plan.tcp == "keep" and "tcp-established" not in engine.capabilities:
         raise AdmissionRefused(
             f"could not restore image '{what}' with network: keep: engine {engine.name} cannot keep "
             "connections; use network: new"
@@ -200,7 +233,28 @@ def _judge(
         raise AdmissionRefused(f"could not restore image '{what}': {cause}; choose another image")
     if isinstance(engine, Judge):
         admission.refuse(engine.judge(image.checkpoint_path), what=what)
-    return findings, tcp
+    return findings, plan
+
+
+@contextlib.contextmanager
+def _adopting(config: Config, image: Image, target: Target, plan: network.Plan) -> Generator[Adoption | None]:
+    """The new namespace is to be given the image's addresses, if it has not got them; undone on an error."""
+    if plan.adopt is None or plan.netns_path is None:
+        yield None
+        return
+    from shim.adoption import Adoption  # pyroute2 takes 130 ms to load
+
+    with Adoption(
+        plan.adopt,
+        plan.netns_path,
+        network_path=config.state_path / state.NETWORK,
+        directory=target.directory,
+        search_path=target.settings.search_path,
+        table=image.needs.lock_table,
+        peers=tuple({one.remote for one in plan.connections}) if plan.tcp == "keep" else (),
+        what=str(image.reference),
+    ) as adoption:
+        yield adoption
 
 
 @contextlib.contextmanager
@@ -259,6 +313,7 @@ def clear(config: Config, target: Target) -> bool:
     elif engine is not None:
         registry.create(engine, target.settings).undo(target.container_id)
     if found is not None and found.phase == "restoring":
+        clear_network(config, directory)
         spec = bundle.read_spec(target.bundle_path)
         uts_path = bundle.namespace_path(spec, "uts")
         if uts_path and found.hostname:
@@ -274,6 +329,15 @@ def clear(config: Config, target: Target) -> bool:
     return False
 
 
+def clear_network(config: Config, directory: Path) -> None:
+    """Undo what a killed restore did to a namespace, as far as its engine does not. Raises NotUndone."""
+    network_path = config.state_path / state.NETWORK
+    if network_path.is_dir():
+        from shim import adoption  # seldom
+
+        adoption.clear(network_path, directory)
+
+
 def _restore(
     engine: CheckpointEngine,
     config: Config,
@@ -283,6 +347,7 @@ def _restore(
     *,
     tcp: Tcp,
     held: bool,
+    at_restored: Callable[[], None] = lambda: None,
 ) -> Restored:
     """The engine's part, with the host name of a namespace that is not the container's own kept."""
     hostname = _hostname(spec)
@@ -291,6 +356,7 @@ def _restore(
         # The engine is about to be done. What it has made and nobody knows of, nobody would end.
         if phase == "restored":
             signals.too_late()
+            at_restored()
 
     try:
         return engine.restore(

@@ -28,6 +28,7 @@ LOCK = "lock"
 ENGINE = "engine"
 ATTENDANT = "attendant"  # see `shim.attendant`
 JOURNALS = "*-call.json"  # what engines write before they touch anything
+NETWORK = "net"  # of the node: what calls write down of networks before they touch them
 
 ContainerPhase = Literal["restoring", "held", "running"]
 

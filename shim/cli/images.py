@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from engines import registry
 from engines.api import EngineError, EngineSettings, Needs
+from netmig.errors import NetworkError
 from shim import log
 from shim.cli.node import Node, this_node
 from shim.errors import ShimError
@@ -29,6 +30,7 @@ from shim.images.layout import Reference, is_page_file, parse_reference
 from shim.images.manifest import Use
 from shim.images.spec import parse
 from shim.images.store import BrokenImage, Image, Store
+from shim.network import forget_sleeping
 from shim.version import VERSION
 
 _REDACTED = "(redacted)"
@@ -230,6 +232,13 @@ def verify_images(references: tuple[str, ...], namespace: str, no_pages: bool, a
         raise click.exceptions.Exit(1)
 
 
+def _needs(node: Node, reference: Reference) -> Needs | None:
+    """What an image needs, None if it cannot be read."""
+    with suppress(EngineError, ShimError):
+        return node.store.resolve(reference).needs
+    return None
+
+
 @command.command("rm")
 @click.argument("references", metavar="IMAGE...", nargs=-1, required=True)
 @_NAMESPACE
@@ -238,7 +247,11 @@ def remove_images(references: tuple[str, ...], namespace: str) -> None:
     node = this_node()
     for text in references:
         reference = parse_reference(text, namespace=namespace)
+        needs = _needs(node, reference)
         node.store.remove(reference)
+        if needs is not None:
+            with suppress(NetworkError):
+                forget_sleeping(needs, node.tools.search_path)
         log.audit(node.config.store_path, "remove", image=str(reference), verdict="removed")
         click.echo(f"removed {reference}")
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import click
 
 from engines.api import EngineError
-from shim import bundle, log, restore, state
-from shim.annotations import Wish
+from shim import admission, bundle, log, restore, state
+from shim.annotations import Network, Wish
 from shim.checkpoint import settle
 from shim.cli.node import Node, this_node
 from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
 from shim.images.layout import parse_reference
+from shim.network import plan as planned
 from shim.start import start
 from shim.streams import Streams
 
@@ -37,8 +38,12 @@ PR_SET_CHILD_SUBREAPER = 36
 @click.option("--root", default="/run/runc", show_default=True, help="State directory of the runtime.")
 @click.option("--use", type=click.Choice(["clone", "move"]), help="Overrides what the image says of itself.")
 @click.option(
-    "--keep-tcp", is_flag=True, help="Keep established TCP connections; the bundle must have the old address."
+    "--network",
+    type=click.Choice(["new", "keep", "keep-closed"]),
+    help="Keep the address and established TCP connections (keep), the address alone (keep-closed), or "
+    "neither (new, the default).",
 )
+@click.option("--keep-tcp", is_flag=True, help="The same as --network keep.")
 @click.option("--detach", "-d", is_flag=True, help="Return when the container runs.")
 @click.option(
     "--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), help="Output goes to this file."
@@ -50,6 +55,7 @@ def command(
     container_id: str | None,
     root: str,
     use: str | None,
+    network: Network | None,
     keep_tcp: bool,
     detach: bool,
     log_path: Path | None,
@@ -63,6 +69,9 @@ def command(
     \b
       torpor restore job-7 --bundle /srv/job-7
     """
+    if keep_tcp and network not in {None, "keep"}:
+        raise UsageError(f"--keep-tcp contradicts --network {network}; leave one of them out")
+    network = "keep" if keep_tcp else network
     node = this_node()
     settle(node.config, node.store)
     found = node.store.resolve(parse_reference(image, namespace=""))
@@ -72,13 +81,19 @@ def command(
     name = container_id or found.manifest.source.container_id
     spec = bundle.read_spec(bundle_path)
     if dry_run:
-        findings = restore.admit(
+        what = str(found.reference)
+        leave_running = found.manifest.leave_running
+        plan = planned(network, found.needs, spec, found.path, leave_running=leave_running, what=what)
+        admission.refuse(plan.findings, what=what)
+        findings = plan.findings + restore.admit(
             node.config,
             spec,
             found.needs,
             found.manifest,
             bundle_path=bundle_path,
-            what=str(found.reference),
+            what=what,
+            tcp=plan.tcp,
+            coming=plan.coming,
         )
         if (use or found.manifest.effective_use) == "move" and (
             by := node.store.consumed_by(found)
@@ -105,7 +120,7 @@ def command(
     wish = Wish(
         restore_from=image,
         use="move" if use == "move" else "clone" if use == "clone" else None,
-        network="keep" if keep_tcp else None,
+        network=network,
     )
     if not detach and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise ShimError("could not become the parent of the container; use --detach")
@@ -116,14 +131,17 @@ def command(
                 raise ShimError(
                     f"could not restore container '{name}': there is one of this id; see `torpor ps`"
                 )
-            held, _ = restore.at_create(node.config, node.store, found, target, spec, wish)
+            held, findings = restore.at_create(node.config, node.store, found, target, spec, wish)
             if held.phase == "restoring":  # the engine makes the container in `start`
                 state.advance(directory, held, "held")
     except (EngineError, ShimError) as error:
         streams.back()
         log.audit(node.config.store_path, "refused", container=name, image=image, verdict=str(error))
         raise
-    log.audit(node.config.store_path, "restore", container=name, image=held.image, verdict="held")
+    warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
+    log.audit(
+        node.config.store_path, "restore", container=name, image=held.image, verdict="held", warnings=warnings
+    )
     # Before it runs: it may end at once. An engine that restores in `start` has seen it run.
     early = held.phase == "held"
     pid = bundle.runtime_state(node.config.runtime_path, root, name).pid if early else 0

@@ -34,6 +34,10 @@ def serve(context: Context) -> int | None:
         if engine is not None:
             with contextlib.suppress(EngineUnavailable):  # gone from the node, and what it left with it
                 context.engine(engine).undo(context.container_id)
+        if found is not None and found.phase == "restoring":
+            from shim.restore import clear_network  # seldom
+
+            clear_network(context.config, directory)
         held = (directory / state.HELD).exists() or (found is not None and found.phase != "running")
         attended = (directory / state.ATTENDANT).exists()
         # A caller that saw the attendant end takes the container for ended.

@@ -1,0 +1,266 @@
+"""Giving a new pod the addresses of the container that wakes up in it, where its network plugin did not.
+
+The plugin's interface is renamed and readdressed. While that is done and until the container is there,
+nothing goes into the namespace or out of it; and if anything fails, the plugin's own addresses are back
+before anybody hears of it. Kubernetes goes on showing the plugin's address: prefer a plugin that gives the
+old one.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from engines.api import Finding
+from netmig import hold
+from netmig.errors import NetworkError
+from netmig.identity import Identity, global_addresses
+from netmig.lease import HostLocal, Owner
+from netmig.ns import Netns
+from netmig.recover import hold_directory, journal_path, recover
+from shim.errors import AdmissionRefused, NotUndone
+from shim.identity import HOST, use_nft
+
+if TYPE_CHECKING:
+    from netmig.apply import Applied
+
+CNI_RESULTS = Path("/var/lib/cni/results")  # where libcni keeps what each plugin answered
+_RULE = "network.adopted"
+
+
+def owner_of(directory: Path) -> str:
+    """The name of a container in journals and records of holds. directory: torpor's state of it."""
+    return f"{directory.name}.{zlib.crc32(directory.parent.name.encode()):08x}"
+
+
+def clear(network_path: Path, directory: Path) -> None:
+    """Take back what a killed call left of a container's adoption. Raises NotUndone.
+
+    network_path: where journals and records lie. directory: torpor's state of the container.
+    """
+    owner = owner_of(directory)
+    left = journal_path(network_path, owner).exists() or any(
+        isinstance(record := hold.read_record(path), hold.Held) and record.owner == owner
+        for path in hold_directory(network_path).glob("*.json")
+    )
+    if not left:
+        return
+    failed = [one.detail for one in recover(network_path) if one.owner == owner and one.outcome == "failed"]
+    if failed:
+        raise NotUndone(
+            f"could not take back the network of container '{directory.name}': {'; '.join(failed)}; "
+            "see `torpor net recover`"
+        )
+
+
+class Adoption:
+    """A namespace that becomes the identity in an image; a context manager, which undoes it on an error.
+
+    Entering looks whether it can be done and reserves the addresses; `take` does it. `open` is for the moment
+    when the tasks are there and the engine is about to open the network, `done` for when it is through.
+    table: CRIU's, which it removes at its right moment; "" if it is not known. Ours holds the namespace
+    beside it, until `open`: a restore that fails takes CRIU's away before the addresses are.
+    peers: addresses at the other end of connections that go on.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        netns_path: Path,
+        *,
+        network_path: Path,
+        directory: Path,
+        search_path: str,
+        table: str,
+        peers: tuple[str, ...],
+        what: str,
+    ) -> None:
+        self._identity = identity
+        self._path = netns_path
+        self._network_path = network_path
+        self._owner = owner_of(directory)
+        self._search_path = search_path
+        self._ours = hold.table_name(self._owner)
+        self._theirs = table
+        self._peers = peers
+        self._what = what
+        self._stack = contextlib.ExitStack()
+        self._leased: list[tuple[HostLocal, str, Owner]] = []
+        self._held: list[str] = []
+        self._applied: Applied | None = None
+        self._findings: tuple[Finding, ...] = ()
+
+    def __enter__(self) -> Self:
+        """Raises AdmissionRefused; nothing is touched then."""
+        use_nft(self._search_path)
+        try:
+            self._netns = self._stack.enter_context(Netns.open(self._path))
+            self._host = self._stack.enter_context(Netns.open(HOST))
+            self._check()
+            self._lease()
+        except BaseException as error:
+            self._release()
+            self._stack.close()
+            if isinstance(error, NetworkError):
+                raise self._refused(str(error)) from error
+            raise
+        return self
+
+    def _check(self) -> None:
+        from netmig.apply import check
+        from netmig.capture import capture
+        from netmig.claim import probe
+
+        problems = check(self._identity, self._netns, self._host, adopt=True, peers=self._peers)
+        if problems:
+            raise self._refused("; ".join(map(str, problems)))
+        now = capture(self._netns, self._host)
+        had = {one.ip for one in global_addresses(now)}
+        wanted = [one.ip for one in global_addresses(self._identity) if one.ip not in had]
+        macs = [link.mac for link in now.links if link.mac]
+        bridges = sorted({link.host.bridge for link in now.links if link.host and link.host.bridge})
+        taken = [conflict for bridge in bridges for conflict in probe(self._host, bridge, wanted, macs)]
+        if taken:
+            raise self._refused(
+                f"{'; '.join(map(str, taken))}; remove the pod that has it, the one that sleeps included"
+            )
+        self._findings = (
+            Finding(
+                rule=_RULE,
+                severity="warn",
+                message=f"the network plugin gave the pod {_listed(had)}, and it now has {_listed(wanted)}, "
+                "which the container had when it fell asleep: the pod's address in Kubernetes and its "
+                "Services lead to the former",
+                remedy="let the plugin give the address (torpor net pin)",
+            ),
+        )
+
+    def _lease(self) -> None:
+        """So that the plugin gives the addresses to nobody else; it frees them with the pod's own."""
+        found = _plugin_of(self._netns)
+        for address in global_addresses(self._identity):
+            if found is None:
+                break
+            store, owner = found
+            if store.owner(address.ip) != owner:
+                store.reserve(address.ip, owner)
+                self._leased.append((store, address.ip, owner))
+        if found is None:
+            self._findings += (
+                Finding(
+                    rule=_RULE,
+                    severity="warn",
+                    message="the addresses are not reserved: the network plugin, whose leases are not those "
+                    "of host-local, may give them to another pod",
+                    remedy="let the plugin give the address (torpor net pin)",
+                ),
+            )
+
+    def take(self) -> tuple[Finding, ...]:
+        """Make the namespace be the identity, and tell its segment; what people should know of it.
+
+        Raises AdmissionRefused.
+        """
+        from netmig.apply import apply, plug
+        from netmig.claim import Announcer
+        from netmig.journal import Journal
+
+        path = journal_path(self._network_path, self._owner)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            for table in filter(None, (self._ours, self._theirs)):
+                records = hold_directory(self._network_path)
+                hold.lock(self._netns, table, records=records, owner=self._owner)
+                self._held.append(table)
+            journal = Journal(path)
+            self._stack.callback(journal.close)
+            self._applied = apply(self._identity, self._netns, self._host, adopt=True, journal=journal)
+            plug(self._applied, self._host)
+            with Announcer(self._netns, global_addresses(self._identity)) as announcer:
+                announcer.send()
+            return self._findings
+        except NetworkError as error:
+            raise self._refused(str(error)) from error
+
+    def open(self) -> None:
+        """The tasks are there, and only the engine's lock is between them and the world. Raises ShimError."""
+        try:
+            self._unlock(self._ours)
+        except NetworkError as error:
+            raise self._refused(str(error)) from error
+
+    def done(self) -> None:
+        """The container is there: nothing is to be undone any more. Raises ShimError."""
+        try:
+            self._unlock(*self._held)
+            if self._applied is not None:
+                self._applied.commit()
+        except NetworkError as error:
+            raise self._refused(str(error)) from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                if self._applied is not None:
+                    self._applied.undo()
+                self._unlock(*self._held)
+                self._release()
+        except NetworkError as worse:
+            raise NotUndone(f"{error}; and {worse}") from error
+        finally:
+            self._stack.close()
+
+    def _unlock(self, *tables: str) -> None:
+        for table in tables:  # one may be gone: CRIU removes its own
+            hold.unlock(self._netns, table, records=hold_directory(self._network_path))
+            self._held.remove(table)
+
+    def _release(self) -> None:
+        for store, ip, owner in self._leased:
+            store.release(ip, owner)
+
+    def _refused(self, cause: str) -> AdmissionRefused:
+        return AdmissionRefused(
+            f"could not restore image '{self._what}' with its network: {cause}; or use network: new"
+        )
+
+
+def _listed(addresses: list[str] | set[str]) -> str:
+    return ", ".join(sorted(addresses)) or "no address"
+
+
+def _plugin_of(netns: Netns) -> tuple[HostLocal, Owner] | None:
+    """The leases of the plugin that set a namespace up, by libcni's note of it; None if not host-local."""
+    for path in sorted(CNI_RESULTS.glob("*")):
+        note = _note(path)
+        # By number: the caller's path of the namespace (/proc/PID/ns/net) is seldom the plugin's.
+        if not _is_at(str(note.get("netns")), netns):
+            continue
+        with contextlib.suppress(NetworkError, ValueError, KeyError, TypeError):
+            conf = json.loads(base64.b64decode(note["config"]))
+            owner = Owner(container_id=str(note["containerId"]), ifname=str(note["ifName"]))
+            return HostLocal.of(conf), owner
+    return None
+
+
+def _is_at(path: str, netns: Netns) -> bool:
+    try:
+        return Path(path).stat().st_ino == netns.inode
+    except OSError:
+        return False
+
+
+def _note(path: Path) -> Mapping[str, Any]:
+    try:
+        found: object = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
