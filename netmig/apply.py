@@ -113,8 +113,14 @@ def apply(
 
 
 def attach(netns: Netns, host: Netns, journal: Journal | None = None) -> Applied:
-    """The same for a pod that runs, so that it can be unplugged. Raises NetworkError."""
+    """The same for a pod that runs, so that it can be unplugged and plugged again. Raises NetworkError."""
     now = capture(netns, host)
+    for link in now.links:
+        if link.host is not None and link.host.by_vlan:
+            raise NetworkError(
+                f"could not prepare to unplug network namespace '{netns.path}': bridge '{link.host.bridge}' "
+                "filters by VLAN, which a port forgets; use a bridge without"
+            )
     journal = Journal() if journal is None else journal
     return Applied(netns=netns, ends=_ends(netns, host, now, pair_by_number(now, now)), journal=journal)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
 
@@ -18,6 +19,13 @@ FAMILIES = (AF_INET, AF_INET6)
 IFF_UP = 0x1
 _IFF_SET = IFF_UP | 0x80 | 0x100 | 0x200 | 0x1000  # no ARP, promiscuous, all multicast, multicast
 _LOOPBACK = 772
+_FALLBACKS = frozenset(
+    {"tunl0", "sit0", "ip6tnl0", "gre0", "gretap0", "erspan0", "ip6gre0", "ip_vti0", "ip6_vti0", "teql0"}
+)
+_LEGACY_TABLES = (
+    Path("/proc/thread-self/net/ip_tables_names"),
+    Path("/proc/thread-self/net/ip6_tables_names"),
+)
 _PORT = (
     "PRIORITY",
     "COST",
@@ -46,7 +54,7 @@ def capture(netns: Netns, host: Netns | None) -> Identity:
     warnings: list[str] = []
     try:
         with netns.ipr() as ipr:
-            listed = {one.header["index"]: one for one in rtnl.links(ipr)}
+            listed = {one.header["index"]: one for one in rtnl.links(ipr) if not _comes_by_itself(one)}
             names = {index: str(one.attributes["IFLA_IFNAME"]) for index, one in listed.items()}
             ends = _host_ends(listed, host, rtnl.namespace_number(ipr, host.fileno()) if host else None)
             links = tuple(
@@ -87,6 +95,17 @@ def link_kind(message: Message) -> str:
     return str(_nested(message, "IFLA_LINKINFO").get("IFLA_INFO_KIND", "device"))
 
 
+def filters_by_vlan(bridge: Message) -> bool:
+    """Does a bridge look at VLANs?"""
+    data = _nested(bridge, "IFLA_LINKINFO").get("IFLA_INFO_DATA", {})
+    return bool(dict(data.get("attrs", [])).get("IFLA_BR_VLAN_FILTERING"))
+
+
+def _comes_by_itself(message: Message) -> bool:
+    """Modules for tunnels put a device into every namespace; unless it is up, nobody has use for it."""
+    return message.attributes["IFLA_IFNAME"] in _FALLBACKS and not message.header["flags"] & IFF_UP
+
+
 def _link(
     netns: Netns, message: Message, names: Mapping[int, str], host: HostEnd | None, warnings: list[str]
 ) -> Link:
@@ -95,6 +114,8 @@ def _link(
     name, kind = names[index], link_kind(message)
     if queues.has_filters(netns, index, found):
         warnings.append(f"filters of traffic control on {name} are not carried")
+    if host is not None and any(queue.parent == queues.INGRESS for queue in host.queues):
+        warnings.append(f"filters at the node's end of {name} are not carried")
     if kind not in {"veth", "loopback"}:
         warnings.append(f"{name} is of kind {kind}, which cannot be made anew elsewhere")
     others = got.get("IFLA_PROP_LIST", {}).get("attrs", [])
@@ -134,10 +155,10 @@ def _host_ends(listed: Mapping[int, Message], host: Netns | None, number: int | 
 def _host_end(host: Netns, ipr: Any, index: int) -> HostEnd:
     (message,) = rtnl.links(ipr, index)
     got = message.attributes
-    bridge, port = None, dict[str, int]()
+    bridge, port, by_vlan = None, dict[str, int](), False
     if "IFLA_MASTER" in got:
         (master,) = rtnl.links(ipr, got["IFLA_MASTER"])
-        bridge = str(master.attributes["IFLA_IFNAME"])
+        bridge, by_vlan = str(master.attributes["IFLA_IFNAME"]), filters_by_vlan(master)
         data = dict(_nested(message, "IFLA_LINKINFO").get("IFLA_INFO_SLAVE_DATA", {}).get("attrs", []))
         port = {name: data[name] for name in (f"IFLA_BRPORT_{word}" for word in _PORT) if name in data}
     return HostEnd(
@@ -148,11 +169,16 @@ def _host_end(host: Netns, ipr: Any, index: int) -> HostEnd:
         alias=got.get("IFLA_IFALIAS"),
         bridge=bridge,
         port=port,
+        by_vlan=by_vlan,
         queues=queues.capture(host, index),
     )
 
 
 def _firewall(netns: Netns, warnings: list[str]) -> tuple[dict[str, Any], ...]:
+    with netns.inside():
+        legacy = [name for path in _LEGACY_TABLES if path.exists() for name in path.read_text().split()]
+    if legacy:
+        warnings.append("firewall rules of the old iptables are not carried; use its nftables variant")
     try:
         listed = nft.run(netns, "list ruleset")
     except NftError as error:

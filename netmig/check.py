@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from netmig import claim, rtnl
-from netmig.capture import IFF_UP, capture, link_kind
+from netmig.capture import IFF_UP, capture, filters_by_vlan, link_kind
 from netmig.errors import NetworkError
 from netmig.identity import Identity, Link, diff, global_addresses
 from netmig.ns import Netns
@@ -171,6 +171,12 @@ def _bridge(name: str, link: Link, links: Mapping[str, Message]) -> list[Problem
         return [Problem(code="bridge", sentence=sentence)]
     if link_kind(bridge) != "bridge":
         sentence = f"'{name}' is no bridge on this node; name the one that is on the pod's network"
+        return [Problem(code="bridge", sentence=sentence)]
+    if filters_by_vlan(bridge):
+        sentence = (
+            f"bridge '{name}' filters by VLAN, which a port forgets when it leaves and this version does not "
+            "put back; use a bridge without, or let the node route to the pod"
+        )
         return [Problem(code="bridge", sentence=sentence)]
     if not bridge.header["flags"] & IFF_UP:
         return [Problem(code="bridge", sentence=f"bridge '{name}' is down; set it up")]

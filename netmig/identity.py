@@ -48,6 +48,7 @@ class HostEnd:
     """The other end of a veth, on the node.
 
     port: options of the bridge port, by the kernel's names (IFLA_BRPORT_...).
+    by_vlan: the bridge filters by VLAN, which a port forgets when it leaves its bridge.
     """
 
     name: str
@@ -57,6 +58,7 @@ class HostEnd:
     alias: str | None = None
     bridge: str | None = None
     port: dict[str, int] = field(default_factory=dict[str, int])
+    by_vlan: bool = False
     queues: tuple[Queue, ...] = ()
 
 
@@ -89,6 +91,7 @@ class LinkAddress:
 
     flags: of IFA_F_*, those that somebody sets (no prefix route, home address, managed temporaries, ...).
     lifetime: seconds that it is (preferred, valid) for; None for ever.
+    protocol: who made it (IFAPROT_*); 0 if nobody said.
     """
 
     interface: str
@@ -101,6 +104,7 @@ class LinkAddress:
     flags: int = 0
     lifetime: tuple[int, int] | None = None
     metric: int | None = None
+    protocol: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ def address_from(message: Message, names: Mapping[int, str]) -> LinkAddress:
         flags=flags & _IFA_SET & ~_IFA_PERMANENT,
         lifetime=None if flags & _IFA_PERMANENT else (times["ifa_preferred"], times["ifa_valid"]),
         metric=got.get("IFA_RT_PRIORITY"),
+        protocol=got.get("IFA_PROTO", 0),
     )
 
 
@@ -64,6 +65,8 @@ def address_to(one: LinkAddress, index: int) -> Message:
         attributes["IFA_LABEL"] = one.label or one.interface
     if one.metric is not None:
         attributes["IFA_RT_PRIORITY"] = one.metric
+    if one.protocol:
+        attributes["IFA_PROTO"] = one.protocol
     preferred, valid = one.lifetime or (_FOREVER, _FOREVER)
     attributes["IFA_CACHEINFO"] = {"ifa_preferred": preferred, "ifa_valid": valid, "cstamp": 0, "tstamp": 0}
     header = {

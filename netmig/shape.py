@@ -147,7 +147,8 @@ class _Work:
                 f"could not make interface '{link.name}' of kind {link.kind}: only a veth with an end on the "
                 "node can be made; let the network plugin make it, and adopt it"
             )
-        number = {} if link.index in {one.index for one in self.now.links} else {"index": link.index}
+        taken = {one.header["index"] for one in rtnl.links(ipr)}
+        number = {} if link.index in taken else {"index": link.index}
         rtnl.link(
             ipr,
             "add",

@@ -17,11 +17,11 @@ from netmig import nft, queues, rtnl, undo
 from netmig.apply import apply, attach, create, detour, plug, plug_routed, unplug
 from netmig.capture import capture
 from netmig.errors import NetworkError
-from netmig.identity import Identity, diff, global_addresses
+from netmig.identity import global_addresses
 from netmig.journal import Journal
 from netmig.ns import Netns
 from tests.support import soak
-from tests.support.pods import Nodes, add_veth, bridge_network, cni, nodes, rich_pod
+from tests.support.pods import Nodes, add_veth, bridge_network, cni, nodes, rich_pod, same
 
 pytestmark = pytest.mark.engine
 
@@ -80,16 +80,6 @@ def kill_points(every: int) -> Generator[int]:
     """Numbers of steps; the caller stops at the first that was not reached."""
     step = 1 if soak.SOAK else every
     yield from range(1, 10_000, step)
-
-
-def same(before: Identity, after: Identity) -> bool:
-    """Equal but for what the namespaces learn by themselves."""
-    assert diff(before, after) == []
-    ends = [
-        {link.name: link.host and (link.host.name, link.host.bridge) for link in one.links}
-        for one in (before, after)
-    ]
-    return ends[0] == ends[1]
 
 
 def test_a_kill_at_any_step_of_a_takeover(made: Nodes, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def addresses(draw: st.DrawFn) -> LinkAddress:
         flags=draw(st.sampled_from([0, 0x100, 0x200, 0x300])),
         lifetime=draw(st.none() | st.tuples(st.integers(0, 10**6), st.integers(0, 10**6))),
         metric=draw(st.none() | numbers),
+        protocol=draw(st.integers(0, 255)),
     )
 
 

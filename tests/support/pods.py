@@ -12,7 +12,7 @@ from socket import AF_INET6
 from typing import Any
 
 from netmig import nft, rtnl
-from netmig.identity import NTF_PROXY, NUD_PERMANENT, LinkAddress, Neighbour, Route, Rule
+from netmig.identity import NTF_PROXY, NUD_PERMANENT, Identity, LinkAddress, Neighbour, Route, Rule, diff
 from netmig.messages import address_to, neighbour_to, route_to, rule_to
 from netmig.ns import Netns
 from tests.support.containers import tool
@@ -256,6 +256,17 @@ def _shape_traffic(pod: Netns, index: int) -> None:
         ipr.tc("add-class", "htb", index, 0x10010, parent=0x10000, rate="256kbit", prio=0)
         ipr.tc("add-class", "htb", index, 0x10020, parent=0x10000, rate="1mbit", prio=3)
         ipr.tc("add", "tbf", index, 0x200000, parent=0x10020, rate="500kbit", latency="50ms", burst=4096)
+
+
+def same(before: Identity, after: Identity) -> bool:
+    """Equal, host ends included, but for what is learned and the seconds that pass."""
+    assert diff(before, after) == []
+    ends = [
+        {link.name: link.host and (link.host.name, link.host.bridge, link.host.port) for link in one.links}
+        for one in (before, after)
+    ]
+    assert ends[0] == ends[1]
+    return True
 
 
 def cni(
