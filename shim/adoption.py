@@ -8,14 +8,11 @@ old one.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from engines.api import Finding
 from netmig import hold
@@ -24,13 +21,13 @@ from netmig.identity import Identity, global_addresses
 from netmig.lease import HostLocal, Owner
 from netmig.ns import Netns
 from netmig.recover import hold_directory, journal_path, recover
+from shim import leases
 from shim.errors import AdmissionRefused, NotUndone
 from shim.identity import HOST, use_nft
 
 if TYPE_CHECKING:
     from netmig.apply import Applied
 
-CNI_RESULTS = Path("/var/lib/cni/results")  # where libcni keeps what each plugin answered
 _RULE = "network.adopted"
 
 
@@ -66,7 +63,8 @@ class Adoption:
     when the tasks are there and the engine is about to open the network, `done` for when it is through.
     table: CRIU's, which it removes at its right moment; "" if it is not known. Ours holds the namespace
     beside it, until `open`: a restore that fails takes CRIU's away before the addresses are.
-    peers: addresses at the other end of connections that go on.
+    peers: addresses at the other end of connections that go on. digest: of the image, for which the addresses
+    may have been reserved.
     """
 
     def __init__(
@@ -79,9 +77,11 @@ class Adoption:
         search_path: str,
         table: str,
         peers: tuple[str, ...],
+        digest: str,
         what: str,
     ) -> None:
         self._identity = identity
+        self._digest = digest
         self._path = netns_path
         self._network_path = network_path
         self._owner = owner_of(directory)
@@ -91,7 +91,7 @@ class Adoption:
         self._peers = peers
         self._what = what
         self._stack = contextlib.ExitStack()
-        self._leased: list[tuple[HostLocal, str, Owner]] = []
+        self._leased: list[tuple[HostLocal, str, Owner, Owner | None]] = []
         self._held: list[str] = []
         self._applied: Applied | None = None
         self._findings: tuple[Finding, ...] = ()
@@ -143,21 +143,28 @@ class Adoption:
 
     def _lease(self) -> None:
         """So that the plugin gives the addresses to nobody else; it frees them with the pod's own."""
-        found = _plugin_of(self._netns)
+        plugins = leases.plugins_of(self._path)
+        missing: list[str] = []
         for address in global_addresses(self._identity):
-            if found is None:
-                break
-            store, owner = found
-            if store.owner(address.ip) != owner:
+            if address.ifname not in plugins:
+                missing.append(address.ip)
+                continue
+            store, owner = plugins[address.ifname]
+            asleep = Owner(container_id=leases.owner_id(self._digest), ifname=address.ifname)
+            had = store.owner(address.ip)
+            if had == asleep:
+                store.hand_over(address.ip, asleep, owner)
+            elif had != owner:
                 store.reserve(address.ip, owner)
-                self._leased.append((store, address.ip, owner))
-        if found is None:
+            if had != owner:
+                self._leased.append((store, address.ip, owner, had))
+        if missing:
             self._findings += (
                 Finding(
                     rule=_RULE,
                     severity="warn",
-                    message="the addresses are not reserved: the network plugin, whose leases are not those "
-                    "of host-local, may give them to another pod",
+                    message=f"nobody keeps {_listed(missing)} for the pod: the network plugin, whose leases "
+                    "are not those of host-local, may give it to another one",
                     remedy="let the plugin give the address (torpor net pin)",
                 ),
             )
@@ -224,8 +231,11 @@ class Adoption:
             self._held.remove(table)
 
     def _release(self) -> None:
-        for store, ip, owner in self._leased:
-            store.release(ip, owner)
+        for store, ip, owner, had in self._leased:
+            if had is None:
+                store.release(ip, owner)
+            else:
+                store.hand_over(ip, owner, had)
 
     def _refused(self, cause: str) -> AdmissionRefused:
         return AdmissionRefused(
@@ -235,32 +245,3 @@ class Adoption:
 
 def _listed(addresses: list[str] | set[str]) -> str:
     return ", ".join(sorted(addresses)) or "no address"
-
-
-def _plugin_of(netns: Netns) -> tuple[HostLocal, Owner] | None:
-    """The leases of the plugin that set a namespace up, by libcni's note of it; None if not host-local."""
-    for path in sorted(CNI_RESULTS.glob("*")):
-        note = _note(path)
-        # By number: the caller's path of the namespace (/proc/PID/ns/net) is seldom the plugin's.
-        if not _is_at(str(note.get("netns")), netns):
-            continue
-        with contextlib.suppress(NetworkError, ValueError, KeyError, TypeError):
-            conf = json.loads(base64.b64decode(note["config"]))
-            owner = Owner(container_id=str(note["containerId"]), ifname=str(note["ifName"]))
-            return HostLocal.of(conf), owner
-    return None
-
-
-def _is_at(path: str, netns: Netns) -> bool:
-    try:
-        return Path(path).stat().st_ino == netns.inode
-    except OSError:
-        return False
-
-
-def _note(path: Path) -> Mapping[str, Any]:
-    try:
-        found: object = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

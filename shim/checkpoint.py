@@ -23,6 +23,7 @@ from engines.api import (
     CheckpointEngine,
     CheckpointRequest,
     DumpStats,
+    EngineError,
     EngineSettings,
     ImageExists,
     Needs,
@@ -31,6 +32,7 @@ from engines.api import (
     Phase,
     PhaseInfo,
 )
+from netmig.errors import NetworkError
 from shim import annotations, bundle, identity, log, network, state, timing
 from shim.config import Config, engine_settings
 from shim.errors import ShimError
@@ -212,8 +214,7 @@ def into_store(
         store.settled(reference)
         image = store.resolve(reference)
         if stop and keep_tcp:
-            # Its own lock keeps the peers waiting for as long as its pod is there, this one from then on.
-            failed = network.guard_sleeping(image.needs, source.settings.search_path)
+            failed = _keep_place(store, image, source.settings.search_path)
             if failed and timings.dump:
                 dump = replace_fields(timings.dump, warnings=(*timings.dump.warnings, *failed))
                 timings = replace_fields(timings, dump=dump)
@@ -230,6 +231,21 @@ def into_store(
         **({"warnings": warnings} if warnings else {}),
     )
     return image, timings
+
+
+def _keep_place(store: Store, image: Image, search_path: str) -> tuple[str, ...]:
+    """Let a container that sleeps find its address free and its peers waiting; what failed, in sentences.
+
+    CRIU's own lock keeps the peers waiting only for as long as the pod is there.
+    """
+    from shim import leases
+
+    failed = network.guard_sleeping(image.needs, search_path)
+    try:
+        leases.sleep(store, image)
+    except (EngineError, NetworkError, ShimError) as error:
+        return (*failed, f"its addresses may be given to another pod: {error}")
+    return failed
 
 
 @dataclass(frozen=True, kw_only=True)

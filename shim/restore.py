@@ -28,6 +28,7 @@ from engines.api import (
     RestoreRequest,
 )
 from engines.pods import PodEngine
+from netmig.errors import NetworkError
 from shim import admission, bundle, log, network, signals, state, timing
 from shim.annotations import Use, Wish
 from shim.config import Config
@@ -242,6 +243,7 @@ def _adopting(config: Config, image: Image, target: Target, plan: network.Plan) 
     if plan.adopt is None or plan.netns_path is None:
         yield None
         return
+    from shim import leases
     from shim.adoption import Adoption  # pyroute2 takes 130 ms to load
 
     with Adoption(
@@ -252,9 +254,12 @@ def _adopting(config: Config, image: Image, target: Target, plan: network.Plan) 
         search_path=target.settings.search_path,
         table=image.needs.lock_table,
         peers=tuple({one.remote for one in plan.connections}) if plan.tcp == "keep" else (),
+        digest=image.digest,
         what=str(image.reference),
     ) as adoption:
         yield adoption
+    with contextlib.suppress(NetworkError, ShimError):  # the record alone: the leases are the pod's
+        leases.release(config.store_path, image.digest)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from shim.images.layout import Reference, is_page_file, parse_reference
 from shim.images.manifest import Use
 from shim.images.spec import parse
 from shim.images.store import BrokenImage, Image, Store
+from shim.leases import release
 from shim.network import forget_sleeping
 from shim.version import VERSION
 
@@ -232,10 +233,11 @@ def verify_images(references: tuple[str, ...], namespace: str, no_pages: bool, a
         raise click.exceptions.Exit(1)
 
 
-def _needs(node: Node, reference: Reference) -> Needs | None:
-    """What an image needs, None if it cannot be read."""
+def _readable(node: Node, reference: Reference) -> Image | None:
+    """An image with its needs read, None if it cannot be."""
     with suppress(EngineError, ShimError):
-        return node.store.resolve(reference).needs
+        image = node.store.resolve(reference)
+        return image if image.needs else None
     return None
 
 
@@ -247,11 +249,12 @@ def remove_images(references: tuple[str, ...], namespace: str) -> None:
     node = this_node()
     for text in references:
         reference = parse_reference(text, namespace=namespace)
-        needs = _needs(node, reference)
+        image = _readable(node, reference)
         node.store.remove(reference)
-        if needs is not None:
-            with suppress(NetworkError):
-                forget_sleeping(needs, node.tools.search_path)
+        if image is not None:
+            with suppress(NetworkError, ShimError):
+                forget_sleeping(image.needs, node.tools.search_path)
+                release(node.config.store_path, image.digest)
         log.audit(node.config.store_path, "remove", image=str(reference), verdict="removed")
         click.echo(f"removed {reference}")
 

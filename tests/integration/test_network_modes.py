@@ -106,6 +106,7 @@ def asleep(container: Container, daemon: Containerd, torpor: Torpor, *options: s
         *("checkpoint", container.id, "--root", daemon.runc_root / "k8s.io", "--name", "net"),
         *("--stop", *options),
     )
+    until(lambda: container.state == "EXITED", what="containerd knows that it has ended")
 
 
 def woken(cri: Cri, mode: str, **more: str) -> Pod:
@@ -152,8 +153,12 @@ def test_clients_go_on_with_a_pod_that_slept(
         document = (torpor.image_path("net", namespace="default") / "network.json").read_bytes()
         assert [one.ip for one in global_addresses(decode(document))] == [address]
         assert len(tables(None)) == 2, "a guard against resets, in two families"
+        reserved = (leases(daemon, tag) / address).read_text()
+        assert reserved.startswith("torpor-")
         old.remove()
+        assert (leases(daemon, tag) / address).read_text() == reserved
         if pinned:
+            torpor("net", "release", "default/net")
             pin(daemon, tag, address)
         new = woken(cri, "keep")
         assert (new.ip == address) == pinned
@@ -268,6 +273,7 @@ def test_an_address_that_somebody_has_is_refused_and_nothing_is_changed(
     assert addresses(new) == before
     assert tables(new) == held(torpor) == []
     old.remove()
+    torpor("net", "release", "default/net")
     pin(daemon, tag, address)
     other = cri.pod("other")
     assert other.ip == address
@@ -300,7 +306,7 @@ def test_a_restore_that_fails_gives_the_plugins_address_back(
         client.close()
     assert addresses(new) == [new.ip] != [address]
     assert tables(new) == held(torpor) == []
-    assert not (leases(daemon, tag) / address).exists()
+    assert (leases(daemon, tag) / address).read_text().startswith("torpor-")
     side.remove()
     new.run("main", LIVE, image=image, attempt=1).until_number(3)
     assert addresses(new) == [address]
