@@ -26,23 +26,23 @@ _LEGACY_TABLES = (
     Path("/proc/thread-self/net/ip_tables_names"),
     Path("/proc/thread-self/net/ip6_tables_names"),
 )
-_PORT = (
-    "PRIORITY",
-    "COST",
-    "MODE",
-    "GUARD",
-    "PROTECT",
-    "FAST_LEAVE",
-    "LEARNING",
-    "UNICAST_FLOOD",
-    "MCAST_FLOOD",
-    "BCAST_FLOOD",
-    "MCAST_TO_UCAST",
-    "ISOLATED",
-    "NEIGH_SUPPRESS",
-    "VLAN_TUNNEL",
-    "LOCKED",
-)
+# Options of a bridge port, and what a new port has.
+_PORT = {
+    "IFLA_BRPORT_PRIORITY": 32,
+    "IFLA_BRPORT_MODE": 0,
+    "IFLA_BRPORT_GUARD": 0,
+    "IFLA_BRPORT_PROTECT": 0,
+    "IFLA_BRPORT_FAST_LEAVE": 0,
+    "IFLA_BRPORT_LEARNING": 1,
+    "IFLA_BRPORT_UNICAST_FLOOD": 1,
+    "IFLA_BRPORT_MCAST_FLOOD": 1,
+    "IFLA_BRPORT_BCAST_FLOOD": 1,
+    "IFLA_BRPORT_MCAST_TO_UCAST": 0,
+    "IFLA_BRPORT_ISOLATED": 0,
+    "IFLA_BRPORT_NEIGH_SUPPRESS": 0,
+    "IFLA_BRPORT_VLAN_TUNNEL": 0,
+    "IFLA_BRPORT_LOCKED": 0,
+}
 
 
 def capture(netns: Netns, host: Netns | None) -> Identity:
@@ -160,7 +160,7 @@ def _host_end(host: Netns, ipr: Any, index: int) -> HostEnd:
         (master,) = rtnl.links(ipr, got["IFLA_MASTER"])
         bridge, by_vlan = str(master.attributes["IFLA_IFNAME"]), filters_by_vlan(master)
         data = dict(_nested(message, "IFLA_LINKINFO").get("IFLA_INFO_SLAVE_DATA", {}).get("attrs", []))
-        port = {name: data[name] for name in (f"IFLA_BRPORT_{word}" for word in _PORT) if name in data}
+        port = {name: data[name] for name, new in _PORT.items() if data.get(name, new) != new}
     return HostEnd(
         name=got["IFLA_IFNAME"],
         mac=got["IFLA_ADDRESS"],

@@ -47,7 +47,7 @@ class Queue:
 class HostEnd:
     """The other end of a veth, on the node.
 
-    port: options of the bridge port, by the kernel's names (IFLA_BRPORT_...).
+    port: options of the bridge port that a new one has not, by the kernel's names (IFLA_BRPORT_...).
     by_vlan: the bridge filters by VLAN, which a port forgets when it leaves its bridge.
     """
 

@@ -25,6 +25,21 @@ _NEW: dict[Kind, int] = {
 }  # RTM_NEW...; RTM_DEL... is next
 _GET_NEIGHBOUR = 30
 _NTF_PROXY = 8
+_OF_LINKS = frozenset(
+    {
+        "IFLA_ADDRESS",
+        "IFLA_GROUP",
+        "IFLA_IFALIAS",
+        "IFLA_IFNAME",
+        "IFLA_LINK",
+        "IFLA_LINKINFO",
+        "IFLA_LINK_NETNSID",
+        "IFLA_MASTER",
+        "IFLA_MTU",
+        "IFLA_PROP_LIST",
+        "IFLA_TXQLEN",
+    }
+)
 
 
 @dataclass(kw_only=True)
@@ -52,7 +67,7 @@ def open_route_socket() -> Any:
 
 def links(ipr: Any, index: int = 0) -> list[Message]:
     """All interfaces, or one by its number."""
-    return [_read(one) for one in (ipr.get_links(index) if index else ipr.get_links())]
+    return [_read(one, _OF_LINKS) for one in (ipr.get_links(index) if index else ipr.get_links())]
 
 
 def link_named(ipr: Any, name: str) -> Message | None:
@@ -60,7 +75,7 @@ def link_named(ipr: Any, name: str) -> Message | None:
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
-        return _read(next(iter(ipr.link("get", ifname=name))))
+        return _read(next(iter(ipr.link("get", ifname=name))), _OF_LINKS)
     except NetlinkError as error:
         if error.code == errno.ENODEV:
             return None
@@ -170,10 +185,14 @@ def _words(error: Any) -> str:
     return str(text or error)
 
 
-def _read(message: Any) -> Message:
+def _read(message: Any, wanted: frozenset[str] | None = None) -> Message:
+    """wanted: names of attributes; pyroute2 decodes one when it is looked at, and an interface has 60."""
     skip = ("attrs", "header", "event", "stats", "__align")
     header = {name: value for name, value in message.items() if name not in skip}
-    return Message(header=header, attributes={one[0]: _plain(one[1]) for one in message["attrs"]})
+    return Message(
+        header=header,
+        attributes={one[0]: _plain(one[1]) for one in message["attrs"] if wanted is None or one[0] in wanted},
+    )
 
 
 def _plain(value: Any) -> Any:
