@@ -103,9 +103,9 @@ class _Leaving:
         self.report.trial = trial
         with self._timed("prepare"):
             plan, spec_data = self._plan()
-            self.record.make(plan)
-        with self.record.locked():
+        with self.record.begun():
             try:
+                self.record.make(plan)
                 with self._timed("prepare"):
                     self._prepare(plan, spec_data, trial=trial)
                 if not trial:

@@ -102,9 +102,18 @@ class Record:
         """Whether this node knows the migration."""
         return (self.path / PLAN).exists()
 
+    @contextlib.contextmanager
+    def begun(self) -> Generator[None]:
+        """Make the directory, and be the one at work on it in the body. Raises OSError."""
+        while True:
+            make_private(self.path)
+            with self.locked() as ours:
+                if ours:
+                    yield
+                    return
+
     def make(self, plan: msgspec.Struct) -> None:
-        """Begin. Raises OSError."""
-        make_private(self.path)
+        """Write what it is about: from now on it counts. Raises OSError."""
         _replace(self.path / PLAN, msgspec.json.encode(plan))
 
     def plan(self, kind: type[T]) -> T:

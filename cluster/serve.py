@@ -137,8 +137,7 @@ class _Session:
         record = Record(self.here.config.arrivals, said.migration)
         if self._arriving is not None or record.exists():
             raise ShimError(f"migration {said.migration} is known here already; begin another")
-        record.path.mkdir(mode=0o700, parents=True)
-        self._held.enter_context(record.locked())
+        self._held.enter_context(record.begun())
         try:
             self._arriving, warnings = Arriving.reserve(self.here, record, self.peer, said)
         except BaseException:

@@ -146,6 +146,8 @@ def unfinished(here: Here) -> Iterator[Record]:
         for record in all_of(parent):
             with record.locked() as ours:
                 free = ours and record.exists()
+                if ours and not free:
+                    record.remove()  # killed before it had begun
             if free:
                 yield record
 

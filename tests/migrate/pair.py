@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +289,7 @@ class Pair:
             command("umount", "--lazy", bundle / "rootfs", check=False)
         self.bundles.clear()
         self.beats_path.write_bytes(b"")
+        self.container_id = ""
 
     def close(self) -> None:
         """Take it all down; the room takes the rest."""
@@ -296,9 +297,11 @@ class Pair:
             client.close()
         for agent in self.agents:
             agent.kill()
-            agent.node.runc.delete(self.container_id)
-        for bundle in self.bundles:
+            agent.node.runc.delete(self.container_id or "none")
+        for bundle in [*self.bundles, *self.path.glob("lab/*/agent/state/arrivals/*/bundle")]:
             command("umount", "--lazy", bundle / "rootfs", check=False)
+        for path in NETNS.iterdir():
+            command("ip", "netns", "delete", path.name, check=False)
         self.lab.close()
         for hierarchy in cgroup_hierarchies():
             for directory in sorted((hierarchy / self.lab.tag).glob("**/"), reverse=True):
@@ -306,19 +309,31 @@ class Pair:
                     directory.rmdir()
 
 
-@contextlib.contextmanager
-def pair(path: Path) -> Generator[Pair]:
-    """A `Pair`, closed at the end."""
-    made = Pair(path)
-    try:
-        yield made
-    finally:
-        made.close()
+class Pairs:
+    """One pair after the other: a new one where a test has not tidied up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pair: Pair | None = None
+        self._numbers = itertools.count()
+
+    def fresh(self) -> Pair:
+        """A pair with nothing on it."""
+        if self._pair is not None and self._pair.container_id:
+            self._pair.close()
+            self._pair = None
+        if self._pair is None:
+            self._pair = Pair(self.path / str(next(self._numbers)))
+        return self._pair
+
+    def __enter__(self) -> Pairs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pair is not None:
+            self._pair.close()
 
 
 def whole(tally: Tally) -> None:
     """Fail unless the client lost nothing."""
     assert tally.whole, (tally.lost, tally.repeated, tally.errors)
-
-
-__all__ = ["Agent", "Callable", "Pair", "pair", "whole"]

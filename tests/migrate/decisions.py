@@ -1,0 +1,103 @@
+"""The link is down between `prepared` and the decision: nobody runs, until somebody decides or it is back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.migrate.pair import Pair, Pairs, whole
+from tests.migrate.scenes import Fault, settled
+from tests.netlab.traffic import Client, both_ways
+from tests.support.containers import until
+
+pytestmark = pytest.mark.engine
+
+IN_DOUBT = "after cluster.records:Record.write=prepared"
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    with Pairs(tmp_path_factory.mktemp("pairs")) as made:
+        yield made
+
+
+class Doubt:
+    """A migration in doubt: the target is prepared and cannot be reached."""
+
+    def __init__(self, place: Pair, path: Path) -> None:
+        self.place = place
+        pod = place.start("web")
+        self.client: Client = place.client(both_ways(pod.ips, 2))
+        self.fault = Fault(place, "target", IN_DOUBT, "cut", path)
+        self.fault.reached()
+        place.lab.cut(place.agents[1].node)
+        (path / "go").touch()
+        (self.row,) = place.agents[0].records()
+        until(lambda: place.agents[1].records()[0]["state"] == "in doubt", what="the target is prepared")
+
+    def nobody_runs(self) -> None:
+        assert self.place.runs_on(0.5) == ""
+
+    def resolve(self, node: int, answer: str) -> str:
+        return self.place.agents[node]("migrate", "--resolve", answer, self.row["migration"]).stdout
+
+    def runs_on(self, node: str) -> None:
+        until(lambda: self.place.runs_on(0.1) == node, timeout_s=20, what=f"it runs on {node}")
+
+    def end(self, where: str) -> None:
+        """The link comes back: one copy, there, and the client has lost nothing."""
+        self.place.lab.heal(self.place.agents[1].node)
+        took_s = self.fault.healed()
+        said = self.fault.end()
+        assert settled(self.place, self.fault) == where
+        print(f"runs on {where} {took_s:.2f} s after the link is back; {said.strip().splitlines()[-1:]}")
+        self.client.goes_on()
+        whole(self.client.stop())
+        self.place.forget()
+        self.fault.target.kill()
+        self.fault.target.start()
+
+
+def test_it_waits_for_the_link(pairs: Pairs, tmp_path: Path) -> None:
+    doubt = Doubt(pairs.fresh(), tmp_path)
+    doubt.nobody_runs()
+    doubt.end("node2")
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["asked-source", "asked-target"])
+@pytest.mark.parametrize("answer", ["source", "target"])
+def test_an_operator_decides(pairs: Pairs, tmp_path: Path, node: int, answer: str) -> None:
+    doubt = Doubt(pairs.fresh(), tmp_path)
+    doubt.nobody_runs()
+    doubt.resolve(node, answer)
+    if (node, answer) == (0, "source"):
+        doubt.runs_on("node1")
+    elif (node, answer) == (1, "target"):
+        doubt.runs_on("node2")
+    else:
+        doubt.nobody_runs()  # who was asked does not run it, and the other has yet to hear
+    doubt.end("node1" if answer == "source" else "node2")
+
+
+@pytest.mark.parametrize("answer", ["source", "target"])
+def test_the_source_died_in_doubt(pairs: Pairs, tmp_path: Path, answer: str) -> None:
+    place = pairs.fresh()
+    doubt = Doubt(place, tmp_path)
+    doubt.fault.migrate.kill()
+    place.agents[0].kill()
+    place.agents[0].start()
+    time.sleep(1.0)
+    doubt.nobody_runs()
+    doubt.resolve(0, answer)
+    doubt.end("node1" if answer == "source" else "node2")
+
+
+def test_what_is_not_in_doubt_is_not_resolved(pairs: Pairs) -> None:
+    one = pairs.fresh().agents[0]
+    done = one("migrate", "--resolve", "source", "0" * 16, check=False)
+    assert "this node knows none of this name" in done.stderr
+    done = one("migrate", "--resolve", "source", "../../etc", check=False)
+    assert "a name has sixteen hex digits" in done.stderr

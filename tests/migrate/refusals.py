@@ -1,0 +1,197 @@
+"""What keeps a migration from beginning: one sentence each, and the container does not even stand still."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.migrate.pair import PORT, Pair, Pairs
+from tests.netlab.nodes import POD_NETWORK
+
+pytestmark = pytest.mark.engine
+
+Prepare = Callable[[Pair], Callable[[], object]]
+"""Brings about what stands against a migration, and returns how to put it right."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Pairs(tmp_path_factory.mktemp("pairs")) as pairs:
+        made = pairs.fresh()
+        made.start("web")
+        yield made
+        made.forget()
+
+
+def test_a_trial_touches_nothing(place: Pair) -> None:
+    one, two = place.agents
+    done = one("migrate", place.container_id, "--to", "node2", "--root", one.node.runc.root, "--dry-run")
+    assert "node 'node2' would take container" in done.stdout
+    assert place.leftovers(one, two) == []
+    assert place.runs_on() == "node1"
+
+
+def _ip(*words: str, back: str) -> Prepare:
+    def prepare(place: Pair) -> Callable[[], object]:
+        node = place.agents[1].node
+        for line in words:
+            node("ip", *line.split())
+        return lambda: node("ip", *back.split())
+
+    return prepare
+
+
+def _sysctl(name: str, value: str, back: str) -> Prepare:
+    def prepare(place: Pair) -> Callable[[], object]:
+        node = place.agents[1].node
+        node("sh", "-c", f"echo {value} >/proc/sys/{name}")
+        return lambda: node("sh", "-c", f"echo {back} >/proc/sys/{name}")
+
+    return prepare
+
+
+def _leased(place: Pair) -> Callable[[], object]:
+    path = place.agents[1].node.leases_path / POD_NETWORK / place.pods[0].ips[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"somebody\r\neth0")
+    return path.unlink
+
+
+def _answered(place: Pair) -> Callable[[], object]:
+    """Another host on the segment has the address, with a MAC address of its own."""
+    ip = place.pods[0].ips[0]
+    place.lab.client("ip", "address", "add", f"{ip}/32", "dev", "vx")
+    return lambda: place.lab.client("ip", "address", "del", f"{ip}/32", "dev", "vx")
+
+
+def _same_id(place: Pair) -> Callable[[], object]:
+    node = place.agents[1].node
+    state = node.runc.root / place.container_id
+    state.mkdir(parents=True)
+    source = place.agents[0].node.runc.root / place.container_id / "state.json"
+    (state / "state.json").write_bytes(source.read_bytes())
+    return lambda: ((state / "state.json").unlink(), state.rmdir())
+
+
+def _spec(change: Callable[[dict[str, object]], None]) -> Prepare:
+    def prepare(place: Pair) -> Callable[[], object]:
+        path = place.bundles[0] / "config.json"
+        before = path.read_bytes()
+        document = json.loads(before)
+        change(document)
+        path.write_text(json.dumps(document))
+        return lambda: path.write_bytes(before)
+
+    return prepare
+
+
+def _annotated(document: dict[str, object]) -> None:
+    document["annotations"] = {"io.kubernetes.cri.container-type": "container"}
+
+
+def _mounted(document: dict[str, object]) -> None:
+    mounts = document["mounts"]
+    assert isinstance(mounts, list)
+    mounts.append({"destination": "/x", "type": "bind", "source": "/nowhere", "options": ["rbind"]})  # pyright: ignore[reportUnknownMemberType]
+
+
+def _not_listed(place: Pair) -> Callable[[], object]:
+    path = place.agents[1].config_path
+    before = path.read_text()
+    path.write_text(before.replace("may_push = true", "may_push = false"))
+    _again(place)
+    return lambda: (path.write_text(before), _again(place))
+
+
+def _stranger(place: Pair) -> Callable[[], object]:
+    """The source's certificate is of another authority."""
+    agent = place.agents[0]
+    names = {name: (agent.path / name).read_bytes() for name in ("cert.pem", "key.pem")}
+    forged = trustme.CA().issue_cert(agent.node.name)
+    forged.private_key_pem.write_to_path(agent.path / "key.pem")
+    forged.cert_chain_pems[0].write_to_path(agent.path / "cert.pem")
+    return lambda: [(agent.path / name).write_bytes(data) for name, data in names.items()]
+
+
+def _impostor(place: Pair) -> Callable[[], object]:
+    """The target's certificate is of the right authority, and names another node."""
+    path = place.agents[0].config_path
+    before = path.read_text()
+    path.write_text(before.replace("[peers.node2]", "[peers.other]"))
+    return lambda: path.write_text(before)
+
+
+def _away(place: Pair) -> Callable[[], object]:
+    place.agents[1].kill()
+    return place.agents[1].start
+
+
+def _again(place: Pair) -> None:
+    place.agents[1].kill()
+    place.agents[1].start()
+
+
+CASES: dict[str, tuple[Prepare, str]] = {
+    "address-leased": (_leased, "container 'somebody' (eth0) has it"),
+    "address-answered": (_answered, "is in use by"),
+    "no-bridge": (
+        _ip("link set cni0 down", "link set cni0 name br7", back="link set br7 name cni0 up"),
+        "bridge 'cni0' is not on this node",
+    ),
+    "smaller-mtu": (_ip("link set cni0 mtu 1400", back="link set cni0 mtu 1450"), "raise the MTU"),
+    "ipv6-off": (_sysctl("net/ipv6/conf/all/disable_ipv6", "1", "0"), "IPv6 is off here"),
+    "same-id": (_same_id, "already; delete that one"),
+    "no-volume": (_spec(_mounted), "it has no '/nowhere'"),
+    "pod": (_spec(_annotated), "torpor.dev/restore-from"),
+    "not-listed": (_not_listed, "may not send containers here"),
+    "forged": (_stranger, "could not "),
+    "impostor": (_impostor, "could not "),
+    "no-agent": (_away, "is its agent running?"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused(place: Pair, case: str) -> None:
+    prepare, words = CASES[case]
+    one, two = place.agents
+    put_right = prepare(place)
+    peer = "other" if case == "impostor" else "node2"
+    since = len(place.beats())
+    try:
+        done = one("migrate", place.container_id, "--to", peer, "--root", one.node.runc.root, check=False)
+    finally:
+        put_right()
+    assert done.returncode == 1
+    said = done.stderr.strip().splitlines()[-1]
+    print(said)
+    assert words in said
+    assert said.startswith("Error: could not ")
+    beats = [ns for _, ns in place.beats()[since:]]
+    assert len(beats) > 10
+    assert place.never_twice() == ["node1"]
+    assert place.leftovers(one, two) == [], said
+
+
+def test_an_unknown_node(place: Pair) -> None:
+    one = place.agents[0]
+    words = ("migrate", place.container_id, "--to", "nowhere", "--root", one.node.runc.root)
+    done = one(*words, check=False)
+    assert "agent.toml knows node2" in done.stderr
+
+
+def test_a_container_that_is_not_there(place: Pair) -> None:
+    one = place.agents[0]
+    done = one("migrate", "nobody", "--to", "node2", "--root", one.node.runc.root, check=False)
+    assert "could not find container 'nobody'" in done.stderr
+
+
+def test_the_file_must_be_roots_own(place: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text(f'node = "x"\nlisten = "127.0.0.1:{PORT}"\n')
+    path.chmod(0o666)
+    done = place.agents[0]("agent", "--config", path, check=False)
+    assert "it must be root's" in done.stderr
