@@ -155,10 +155,11 @@ def _host_ends(listed: Mapping[int, Message], host: Netns | None, number: int | 
 def _host_end(host: Netns, ipr: Any, index: int) -> HostEnd:
     (message,) = rtnl.links(ipr, index)
     got = message.attributes
-    bridge, port, by_vlan = None, dict[str, int](), False
+    bridge, bridge_mtu, port, by_vlan = None, None, dict[str, int](), False
     if "IFLA_MASTER" in got:
         (master,) = rtnl.links(ipr, got["IFLA_MASTER"])
-        bridge, by_vlan = str(master.attributes["IFLA_IFNAME"]), filters_by_vlan(master)
+        bridge, bridge_mtu = str(master.attributes["IFLA_IFNAME"]), int(master.attributes["IFLA_MTU"])
+        by_vlan = filters_by_vlan(master)
         data = dict(_nested(message, "IFLA_LINKINFO").get("IFLA_INFO_SLAVE_DATA", {}).get("attrs", []))
         port = {name: data[name] for name, new in _PORT.items() if data.get(name, new) != new}
     return HostEnd(
@@ -168,6 +169,7 @@ def _host_end(host: Netns, ipr: Any, index: int) -> HostEnd:
         queue_length=got.get("IFLA_TXQLEN", 0),
         alias=got.get("IFLA_IFALIAS"),
         bridge=bridge,
+        bridge_mtu=bridge_mtu,
         port=port,
         by_vlan=by_vlan,
         queues=queues.capture(host, index),

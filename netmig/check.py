@@ -187,13 +187,15 @@ def _bridge(name: str, link: Link, links: Mapping[str, Message]) -> list[Problem
         for port, one in links.items()
         if one.attributes.get("IFLA_MASTER") == index and link_kind(one) != "veth"
     }
+    source = link.host.bridge_mtu if link.host is not None else None
+    needed = link.mtu if source is None else min(link.mtu, source)
     return [
         _mtu(what, one.attributes["IFLA_MTU"], link)
         for what, one in [
             (f"bridge '{name}'", bridge),
             *((f"port '{port}' of bridge '{name}'", one) for port, one in sorted(ports.items())),
         ]
-        if one.attributes["IFLA_MTU"] < link.mtu
+        if one.attributes["IFLA_MTU"] < needed
     ][:1]
 
 

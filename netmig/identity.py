@@ -48,6 +48,7 @@ class HostEnd:
     """The other end of a veth, on the node.
 
     port: options of the bridge port that a new one has not, by the kernel's names (IFLA_BRPORT_...).
+    bridge_mtu: what the bridge carries; less than the pod's own where another port narrows it.
     by_vlan: the bridge filters by VLAN, which a port forgets when it leaves its bridge.
     """
 
@@ -57,6 +58,7 @@ class HostEnd:
     queue_length: int
     alias: str | None = None
     bridge: str | None = None
+    bridge_mtu: int | None = None
     port: dict[str, int] = field(default_factory=dict[str, int])
     by_vlan: bool = False
     queues: tuple[Queue, ...] = ()

@@ -65,7 +65,7 @@ def down(node: Netns) -> None:
 
 
 def narrow(node: Netns) -> None:
-    change_link(node, BRIDGE, mtu=1420)
+    change_link(node, BRIDGE, mtu=1380)
 
 
 def no_ipv6(node: Netns) -> None:
@@ -83,7 +83,7 @@ def no_gateway(node: Netns) -> None:
         (no_bridge, "bridge", "bridge 'cni0' is not on this node; create it"),
         (another_kind, "bridge", "'cni0' is no bridge on this node"),
         (down, "bridge", "bridge 'cni0' is down; set it up"),
-        (narrow, "mtu", "bridge 'cni0' carries 1420 bytes here and the pod's 'eth0' 1450"),
+        (narrow, "mtu", "bridge 'cni0' carries 1380 bytes here and the pod's 'eth0' 1450"),
         (narrow_uplink, "mtu", "port 'vx' of bridge 'cni0' carries 1300 bytes here"),
         (no_ipv6, "ipv6", "IPv6 is off here and the pod has fd00:88::"),
         (taken_name, "name", "this node has an interface 'pod0' already"),
@@ -150,7 +150,7 @@ def test_a_node_that_is_to_route(made: Nodes, identity: Identity) -> None:
 
 def test_what_a_plugin_made_must_fit(made: Nodes, identity: Identity, tmp_path: Path) -> None:
     b, other = made.node("b"), made.empty("other")
-    network = bridge_network(tmp_path / "b", first=20, mtu=1400)
+    network = bridge_network(tmp_path / "b", first=20, mtu=1300)
     cni(b, "ADD", "other", other, network)
     assert codes(check(only(identity, "eth0"), other, b)) == ["mtu", "name"]
     assert codes(check(only(identity, "eth0"), other, b, adopt=True)) == ["mtu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import subprocess
 from collections.abc import Generator
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from netmig import rtnl
-from netmig.apply import apply, plug, unplug
+from netmig.apply import apply, check, plug, unplug
 from netmig.capture import capture
-from netmig.identity import decode, diff, encode
+from netmig.identity import NUD_STALE, Neighbour, decode, diff, encode, rebind
+from netmig.messages import neighbour_to
 from netmig.ns import Netns
 from tests.support.containers import tool
 from tests.support.pods import Nodes, bridge_network, cni, nodes, rich_pod, same
@@ -118,6 +120,37 @@ def test_devices_that_modules_put_everywhere_are_no_identity(made: Nodes) -> Non
     apply(identity, other, b, adopt=False).undo()
     with other.ipr() as ipr:
         assert {one.attributes["IFLA_IFNAME"] for one in rtnl.links(ipr)} == {"lo", "tunl0"}
+
+
+def test_a_clone_beside_its_template(made: Nodes) -> None:
+    """On the same node, with other addresses: host ends, MACs and link-local addresses do not collide."""
+    a = made.node("a")
+    identity = capture(rich_pod(made, a), a)
+    other = made.empty("other")
+    ours = sorted({one.ip for one in identity.addresses if one.scope == 0})
+    new = {ip: str(ipaddress.ip_address(ip) + 100) for ip in ours}
+    clone = rebind(identity, new)
+    assert check(clone, other, a) == [
+        problem for problem in check(identity, None, made.node("b")) if problem.code == "route"
+    ]
+    plug(apply(clone, other, a, adopt=False), a)
+    after = capture(other, a)
+    assert diff(clone, after) == []
+    assert not {one.ip for one in after.addresses} & {*ours}
+    macs = {link.mac for one in (identity, after) for link in one.links if link.mac}
+    assert len(macs) == 4
+
+
+@pytest.mark.parametrize("neighbours", [True, False])
+def test_what_was_learned_is_carried_within_a_segment_only(made: Nodes, neighbours: bool) -> None:
+    a, b = made.node("a"), made.node("b")
+    pod, other = rich_pod(made, a), made.empty("other")
+    learned = Neighbour(interface="eth0", ip="10.88.7.7", mac="02:00:00:00:07:07", state=NUD_STALE)
+    with pod.ipr() as ipr:
+        index = ipr.link_lookup(ifname="eth0")[0]
+        rtnl.change(ipr, "neighbour", neighbour_to(learned, index), "replace")
+    apply(capture(pod, a), other, b, adopt=False, neighbours=neighbours)
+    assert (learned in capture(other, b).neighbours) == neighbours
 
 
 WITNESSES = (
