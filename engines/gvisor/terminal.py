@@ -19,11 +19,6 @@ _SETTINGS_BYTES = 36  # struct termios of asm-generic/termbits.h, the same for x
 _SLAVE_MAJORS = range(136, 144)  # Documentation/admin-guide/devices.txt
 
 
-def count(pid: int) -> int:
-    """How many terminals a sandbox has."""
-    return len(_terminals(pid))
-
-
 def read(pid: int) -> str:
     """The settings of a sandbox's only terminal, as hexadecimal digits; empty if it has none.
 

@@ -166,15 +166,15 @@ def _print(outcomes: list[Outcome]) -> None:
             console.print(
                 f"contract [{colour}]{outcome.result}[/] {outcome.course}: {_plain(outcome.reason)}"
             )
+    if contract:
+        good = sum(outcome.result == "pass" for outcome in contract)
+        console.print(f"contract: {good} of {len(contract_tests())} tests pass")
     words = [f"{sum(verdict(rows) == word for rows in subjects.values())} {word}" for word in _COLOURS]
     if subjects:
         part = report.share(outcomes)
         console.print(
             f"workloads: {', '.join(words)}; {part.percent:g} % of the {part.of} that apply here pass"
         )
-    if contract:
-        good = sum(outcome.result == "pass" for outcome in contract)
-        console.print(f"contract: {good} of {len(contract_tests())} tests pass")
 
 
 def _plain(text: str) -> str:
