@@ -31,6 +31,7 @@ _MNT_DETACH = 2
 _LOG_BYTES = 1 << 20
 _TEMPORARY = "/tmp"  # noqa: S108 - CRIU's own choice
 _YARD = rf"{_TEMPORARY}/\.criu\.[a-z]+\.\w{{6}}"
+_CHECK = ".criu.move_mount_set_group.*"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 State = Literal["running", "paused", "stopped"]
@@ -396,7 +397,9 @@ def _delete_table(journal: Journal, netns: str, name: str, outcome: Outcome) -> 
 def _remove_yards(journal: Journal, log_name: str) -> None:
     """Remove CRIU's temporary directories: those that its log tells, and what its start-up checks left.
 
-    The latter are in no log. They are empty, made during the call, and nobody's while no CRIU runs.
+    The latter are in no log. They are empty, made during the call, and nobody's while no CRIU runs. Others
+    may be in use by a CRIU of another pid namespace, which we do not see: with the directory would go what it
+    has mounted there.
     """
     for name in set(re.findall(_YARD, _head(journal.work_path / log_name))):
         for point in sorted(mount_points(name), key=len, reverse=True):
@@ -407,7 +410,7 @@ def _remove_yards(journal: Journal, log_name: str) -> None:
     looked = time.time()
     if any(_comm(name) == "criu" for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208
         return
-    for path in Path(_TEMPORARY).glob(".criu.*"):
+    for path in Path(_TEMPORARY).glob(_CHECK):
         with contextlib.suppress(OSError):
             if journal.began <= path.lstat().st_mtime <= looked:
                 path.rmdir()

@@ -110,28 +110,33 @@ def test_a_reused_pid_is_not_the_container(tmp_path: Path) -> None:
         assert entered.exists() == touched
 
 
-def test_start_up_leftovers_may_vanish_meanwhile(
+def test_start_up_leftovers_may_vanish_meanwhile_and_only_they_go(
     tmp_path: Path, later: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yards = tmp_path / "tmp"
     yards.mkdir()
     monkeypatch.setattr(undo, "_TEMPORARY", str(yards))
-    (yards / ".criu.a").mkdir()
-    (yards / ".criu.b").mkdir()
-    old = yards / ".criu.old"
+    check = ".criu.move_mount_set_group"
+    (yards / f"{check}.a").mkdir()
+    (yards / f"{check}.b").mkdir()
+    old = yards / f"{check}.old"
     old.mkdir()
+    # Somebody's, perhaps in another pid namespace, who has mounted a whole container there.
+    used = yards / ".criu.mntns.AbCdEf"
+    used.mkdir()
     os.utime(old, (1, 1))
     real = Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
-        if path.name == ".criu.a":
+        if path.name == f"{check}.a":
             raise FileNotFoundError
         return real(path)
 
     monkeypatch.setattr(Path, "lstat", lstat)
     undo.undo(later)
-    assert not (yards / ".criu.b").exists() or criu_runs()
+    assert not (yards / f"{check}.b").exists() or criu_runs()
     assert old.exists()
+    assert used.exists()
 
 
 def criu_runs() -> bool:
