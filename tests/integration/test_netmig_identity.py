@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from netmig import rtnl
-from netmig.apply import apply, check, plug, unplug
+from netmig.apply import apply, check, plug, plug_routed, unplug
 from netmig.capture import capture
-from netmig.identity import NUD_STALE, Neighbour, decode, diff, encode, rebind
+from netmig.identity import NUD_STALE, Neighbour, decode, diff, encode, global_addresses, rebind
 from netmig.messages import neighbour_to
 from netmig.ns import Netns
 from tests.support.containers import tool
@@ -120,6 +120,60 @@ def test_devices_that_modules_put_everywhere_are_no_identity(made: Nodes) -> Non
     apply(identity, other, b, adopt=False).undo()
     with other.ipr() as ipr:
         assert {one.attributes["IFLA_IFNAME"] for one in rtnl.links(ipr)} == {"lo", "tunl0"}
+
+
+def uplinks(*those: Netns) -> None:
+    """What a macvlan is on."""
+    for node in those:
+        with node.ipr() as ipr:
+            ipr.link("add", ifname="up0", kind="veth", peer={"ifname": "up1"})
+            for name in ("up0", "up1"):
+                ipr.link("set", index=ipr.link_lookup(ifname=name)[0], state="up")
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "ptp"])
+def test_a_plugin_without_a_bridge(made: Nodes, tmp_path: Path, plugin: str) -> None:
+    a, b = made.node("a"), made.node("b")
+    uplinks(a, b)
+    pod, other = made.empty("pod"), made.empty("other")
+    for node, netns, number in ((a, pod, 10), (b, other, 20)):
+        network = bridge_network(tmp_path / str(number), first=number)
+        network |= {"type": plugin, "master": "up0", "name": plugin}
+        cni(node, "ADD", "one", netns, network)
+    identity, before, node = capture(pod, a), capture(other, b), capture(b, None)
+    routed = plugin == "ptp"
+    assert [problem.code for problem in check(identity, other, b, adopt=True)] == ["bridge"] * routed
+
+    applied = apply(identity, other, b, adopt=True, routed=routed)
+    if routed:
+        plug_routed(applied, b, global_addresses(identity))
+
+    assert diff(identity, capture(other, b)) == []
+    applied.undo()
+    assert same(before, capture(other, b))
+    assert same(node, capture(b, None))
+
+
+@pytest.mark.parametrize("pod_has_it", [True, False])
+def test_ipv6_is_turned_on_and_off_with_the_pod(made: Nodes, tmp_path: Path, pod_has_it: bool) -> None:
+    a, b = made.node("a"), made.node("b")
+    pod, other = made.empty("pod"), made.empty("other")
+    both = bridge_network(tmp_path / "both", first=10)
+    four = bridge_network(tmp_path / "four", first=20)
+    for key in ("ranges", "routes"):
+        four["ipam"][key] = four["ipam"][key][:1]
+    cni(a, "ADD", "pod", pod, both if pod_has_it else four)
+    cni(b, "ADD", "other", other, four if pod_has_it else both)
+    without = other if pod_has_it else pod
+    without.set_sysctl("net/ipv6/conf/eth0/disable_ipv6", "1")
+    identity, before = capture(pod, a), capture(other, b)
+
+    applied = apply(identity, other, b, adopt=True)
+
+    assert diff(identity, capture(other, b)) == []
+    assert applied.warnings == ()
+    applied.undo()
+    assert same(before, capture(other, b))
 
 
 def test_a_clone_beside_its_template(made: Nodes) -> None:
