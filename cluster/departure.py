@@ -276,7 +276,7 @@ class _Leaving:
                     self.channel = channel
             if standing in ("prepared", "running"):
                 return
-            if wish == "source" or standing in ("unknown", "reserved"):
+            if wish == "source" or standing == "unknown":
                 self.record.write(VERDICT, "abort")
                 why = "an operator decided for the source" if wish else f"node '{self.peer}' has lost it"
                 raise ShimError(f"{self.words}: {why}; it runs on here")

@@ -77,8 +77,8 @@ def _decide(here: Here, record: Record, plan: Departure) -> str:
     wish = record.read(WISH)
     if standing is None:
         return {"source": "abort", "target": "commit"}.get(wish, "")
-    if standing == "preparing":
-        return ""
+    if standing in ("reserved", "preparing"):
+        return ""  # somebody is at work there, or has yet to notice that the link was cut
     if standing == "running":
         return "commit"
     alive = here.status(plan.engine, plan.root, plan.container_id) in _ALIVE

@@ -39,7 +39,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.criu import calls, cgroups, config, foresee, mapped, probe, tree, wire
+from engines.criu import calls, cgroups, config, foresee, mapped, probe, repair, tree, wire
 from engines.criu.journal import Journal, mount_points, real_path, start_time
 from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
@@ -283,6 +283,7 @@ class CriuEngine:
         freezer = cgroups.freezer(groups)
         if freezer is None or not freezer.is_frozen():
             raise InvalidRequest(f"{words}: it is not held; start it only once", after="running")
+        repair.call_peers(cgroups.tasks(cgroups.strictly_own(groups)))
         freezer.thaw()
 
     # --- undo and discard ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Takes TCP sockets of other processes out of CRIU's repair mode.
+"""Takes TCP sockets of other processes out of CRIU's repair mode, and lets them call their peers.
 
 A killed dump leaves established sockets in repair mode: they swallow nothing and send nothing, and `send`
 fails with EINVAL. Standard library only.
@@ -11,8 +11,10 @@ import ctypes
 import errno
 import os
 import socket
+from collections.abc import Iterable
 
 _TCP_REPAIR = 19
+_ESTABLISHED = 1
 _PIDFD_GETFD = 438  # the same on every architecture
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -25,15 +27,13 @@ def borrow(pidfd: int, descriptor: int) -> int:
     return int(copy)
 
 
-def end_repair(pid: int) -> int:
-    """Take all TCP sockets of a process out of repair mode; how many were in it."""
-    ended = 0
-    listening: set[int] = set()
-    mended: list[socket.socket] = []
+def tcp_sockets(pid: int) -> list[socket.socket]:
+    """Our own copies of a process's TCP sockets, for the caller to close; none if it is gone."""
+    found: list[socket.socket] = []
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        return 0
+        return found
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
             with contextlib.suppress(OSError):
@@ -41,27 +41,59 @@ def end_repair(pid: int) -> int:
                     continue
                 with contextlib.ExitStack() as stack:
                     copy = stack.enter_context(socket.socket(fileno=borrow(pidfd, int(name))))
-                    inet = copy.family in (socket.AF_INET, socket.AF_INET6)
-                    if not inet or copy.type != socket.SOCK_STREAM:
-                        continue
-                    if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        if copy.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR):
-                            listening.add(copy.getsockname()[1])
-                    elif copy.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR) == 1:
-                        copy.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
-                        ended += 1
+                    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
                         stack.pop_all()
-                        mended.append(copy)
+                        found.append(copy)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EPERM):
+            raise
+    finally:
+        os.close(pidfd)
+    return found
+
+
+def end_repair(pid: int) -> int:
+    """Take all TCP sockets of a process out of repair mode; how many were in it."""
+    listening: set[int] = set()
+    mended: list[socket.socket] = []
+    copies = tcp_sockets(pid)
+    try:
+        for copy in copies:
+            with contextlib.suppress(OSError):
+                if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    if copy.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR):
+                        listening.add(copy.getsockname()[1])
+                elif copy.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR) == 1:
+                    copy.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
+                    mended.append(copy)
         # Repair mode lost the sockets' SO_REUSEADDR. A connection had it from its listener.
         for copy in mended:
             with contextlib.suppress(OSError):
                 if copy.getsockname()[1] in listening:
                     copy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EPERM):
-            raise
     finally:
-        for copy in mended:
+        for copy in copies:
             copy.close()
-        os.close(pidfd)
-    return ended
+    return len(mended)
+
+
+def call_peers(pids: Iterable[int]) -> int:
+    """Let every established connection of some processes send a probe to its peer; how many did.
+
+    CRIU does so at the end of a restore. If the container was held and cut off then, nobody has heard it, and
+    without another probe a connection waits for a timer of a second and more, on both sides.
+    """
+    called: set[int] = set()
+    for pid in pids:
+        for copy in tcp_sockets(pid):
+            with copy, contextlib.suppress(OSError):
+                number = os.fstat(copy.fileno()).st_ino
+                state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                if number in called or state != _ESTABLISHED:
+                    continue
+                called.add(number)
+                reuse = copy.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+                copy.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+                copy.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
+                copy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+    return len(called)
