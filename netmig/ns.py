@@ -87,7 +87,7 @@ class Netns:
 
     @contextlib.contextmanager
     def inside(self) -> Generator[None]:
-        """This thread is in the namespace, and so are children that it starts. Nothing may await in there."""
+        """This thread is in the namespace, and so are threads and children that it starts. No await there."""
         back = os.open(_THREAD, os.O_RDONLY)
         try:
             try:

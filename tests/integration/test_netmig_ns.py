@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -32,11 +33,17 @@ def here() -> int:
 
 
 def test_only_this_thread_goes_in(netns: Netns) -> None:
-    home, elsewhere = here(), list[int]()
+    home, entered, elsewhere = here(), threading.Event(), list[int]()
+
+    def look() -> None:
+        entered.wait()
+        elsewhere.append(here())
+
+    thread = threading.Thread(target=look)
+    thread.start()
     with netns.inside():
         assert here() == netns.inode != home
-        thread = threading.Thread(target=lambda: elsewhere.append(here()))
-        thread.start()
+        entered.set()
         thread.join()
         child = subprocess.run(["readlink", "/proc/self/ns/net"], capture_output=True, text=True, check=True)
         inner = socket.socket()
@@ -48,13 +55,16 @@ def test_only_this_thread_goes_in(netns: Netns) -> None:
 
 
 def test_an_error_inside_leads_out(netns: Netns) -> None:
-    home, n_open = here(), len(os.listdir("/proc/self/fd"))
+    home = here()
+    gc.collect()  # what other tests left to it
+    n_open = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), netns.inside(), netns.inside():
             raise ZeroDivisionError
         with pytest.raises(ZeroDivisionError), netns.ipr():
             raise ZeroDivisionError
     assert here() == home
+    gc.collect()
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
