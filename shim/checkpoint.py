@@ -33,7 +33,7 @@ from engines.api import (
     PhaseInfo,
 )
 from netmig.errors import NetworkError
-from shim import annotations, bundle, identity, log, network, state, timing
+from shim import annotations, bundle, identity, log, state, timing
 from shim.config import Config, engine_settings
 from shim.errors import ShimError
 from shim.images import layout, rootfs
@@ -238,9 +238,9 @@ def _keep_place(store: Store, image: Image, search_path: str) -> tuple[str, ...]
 
     CRIU's own lock keeps the peers waiting only for as long as the pod is there.
     """
-    from shim import leases
+    from shim import leases, peers
 
-    failed = network.guard_sleeping(image.needs, search_path)
+    failed = peers.guard_sleeping(image.needs, search_path)
     try:
         leases.sleep(store, image)
     except (EngineError, NetworkError, ShimError) as error:
@@ -379,8 +379,10 @@ class _Job:
                 )
             if self.wanted.leave_running:
                 self._complete()
-            elif self._needs and not self.wanted.keep_tcp:
-                network.say_farewell(self._netns_path, network.connections(self._needs))
+            elif self._netns_path and self._needs and not self.wanted.keep_tcp:
+                from shim.peers import say_farewell
+
+                say_farewell(self._netns_path, self._needs)
             if self._identity:
                 stats = replace_fields(stats, warnings=(*stats.warnings, *self._identity.warnings))
         except BaseException:

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.api import ImageCorrupt
-from netmig import nft
 from netmig.errors import NetworkError
-from netmig.ns import Netns
 from shim.images.beneath import read_plain
 from shim.images.documents import MAX_DOCUMENT_BYTES
 from shim.images.layout import NETWORK
@@ -37,6 +35,8 @@ def is_ours(netns_path: Path) -> bool:
 
 def use_nft(search_path: str) -> None:
     """Let netmig find the program that stands in for libnftables."""
+    from netmig import nft  # and ctypes with it
+
     found = shutil.which("nft", path=search_path)
     nft.use_program(Path(found) if found else None)
 
@@ -59,6 +59,7 @@ class Capture:
         try:
             from netmig.capture import capture
             from netmig.identity import encode, global_addresses
+            from netmig.ns import Netns
 
             use_nft(self._search_path)
             with Netns.open(self._path) as netns, Netns.open(HOST) as host:

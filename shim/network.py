@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import ipaddress
-import socket
 import struct
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engines.api import Finding, Needs, SocketNeed
-from netmig import hold
-from netmig.connections import Connection, farewell, guard, guard_name, unguard
 from netmig.errors import NetworkError
-from netmig.ns import Netns
 from shim import bundle, identity
 from shim.annotations import Network
 from shim.errors import AdmissionRefused, ShimError
@@ -59,8 +54,8 @@ class Plan:
 
     netns_path: the namespace that the new container joins, None if that is the host's or made for it.
     addresses: of the image's identity, if they are to be kept. adopt: the identity that the namespace is to
-    be given; None if it has the addresses already, or is to have its own. connections: TCP connections to
-    others that the container had when it fell asleep.
+    be given; None if it has the addresses already, or is to have its own. guarded: peers of its connections
+    may be kept waiting on this node.
     """
 
     mode: Network
@@ -68,8 +63,7 @@ class Plan:
     netns_path: Path | None = None
     addresses: tuple[Address, ...] = ()
     adopt: Identity | None = None
-    connections: tuple[Connection, ...] = ()
-    guard: str = ""
+    guarded: bool = False
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -99,8 +93,7 @@ def plan(
         mode=network or "new",
         tcp=tcp,
         netns_path=path,
-        connections=connections(needs),
-        guard="" if leave_running else guard_of(needs),
+        guarded=not leave_running and bool(needs.lock_table) and bool(peers_of(needs)),
     )
     if chosen.mode == "new" or path is None:
         return chosen
@@ -124,100 +117,10 @@ _UNKNOWN = Finding(
 )
 
 
-def connections(needs: Needs) -> tuple[Connection, ...]:
-    """The TCP connections of an image to others than itself."""
-    return tuple(
-        Connection(
-            local=str(_plain(need.address)),
-            local_port=need.port,
-            remote=str(_plain(need.remote)),
-            remote_port=need.remote_port,
-        )
-        for need in needs.sockets
-        if need.protocol == "tcp" and need.remote and not _plain(need.remote).is_loopback
-    )
-
-
-def guard_of(needs: Needs) -> str:
-    """The name of the guard of an image's connections, "" if it has none."""
-    run_id = needs.lock_table.removeprefix(hold.CRIU_PREFIX)
-    return guard_name(run_id) if run_id and connections(needs) else ""
-
-
-def guard_sleeping(needs: Needs, search_path: str) -> tuple[str, ...]:
-    """Keep the peers of an image's connections waiting, on this node; what went wrong, in sentences.
-
-    search_path: where the program nft is, if libnftables cannot be loaded.
-    """
-    table = guard_of(needs)
-    if not table:
-        return ()
-    identity.use_nft(search_path)
-    try:
-        with Netns.open(identity.HOST) as host:
-            guard(host, table, connections(needs))
-    except NetworkError as error:
-        return (
-            f"peers of its connections may be told that they are closed, once its pod is removed: {error}",
-        )
-    return ()
-
-
-def forget_sleeping(needs: Needs, search_path: str) -> None:
-    """The peers of an image's connections wait no longer. Raises NetworkError."""
-    table = guard_of(needs)
-    if table:
-        identity.use_nft(search_path)
-        with Netns.open(identity.HOST) as host:
-            unguard(host, table)
-
-
-@contextlib.contextmanager
-def waking(
-    chosen: Plan, search_path: str, opening: Callable[[], None] | None
-) -> Generator[Callable[[], None]]:
-    """A restore is at work: what it calls when the tasks are there and the network is about to open.
-
-    opening: what may fail, and then fails the restore. The rest cannot: peers that are not told learn later.
-    """
-    with contextlib.ExitStack() as late:
-
-        def at_restored() -> None:
-            if opening is not None:
-                opening()
-            with contextlib.suppress(NetworkError):
-                if chosen.guard:
-                    identity.use_nft(search_path)
-                    with Netns.open(identity.HOST) as host:
-                        unguard(host, chosen.guard)
-            with contextlib.suppress(NetworkError):
-                if chosen.netns_path is not None and chosen.addresses and chosen.adopt is None:
-                    _announce(chosen.netns_path, chosen.addresses, late)
-
-        yield at_restored
-
-
-def _announce(netns_path: Path, addresses: Sequence[Address], late: contextlib.ExitStack) -> None:
-    """Say where addresses are that a plugin gave: peers remember the interface that had them before."""
-    from netmig.claim import Announcer
-
-    with Netns.open(netns_path) as netns:
-        with netns.inside():
-            macs = {one.ifname: _mac_of(one.ifname) for one in addresses}
-        present = [replace(one, mac=mac) for one in addresses if (mac := macs[one.ifname])]
-        # Closing takes 10 ms, which nobody need wait for.
-        late.enter_context(Announcer(netns, present)).send()
-
-
-def say_farewell(netns_path: Path | None, closed: Sequence[Connection]) -> int:
-    """Tell the peers of connections that were closed, from the namespace that has their addresses.
-
-    Returns how many could be told; the others learn it when they send something.
-    """
-    if netns_path is not None and closed:
-        with contextlib.suppress(NetworkError), Netns.open(netns_path) as netns:
-            return farewell(netns, closed)
-    return 0
+def peers_of(needs: Needs) -> tuple[str, ...]:
+    """The addresses at the other end of an image's TCP connections, its own loopback left out."""
+    remotes = {str(plain(need.remote)) for need in needs.sockets if need.protocol == "tcp" and need.remote}
+    return tuple(sorted(ip for ip in remotes if not plain(ip).is_loopback))
 
 
 def _narrower(found: Identity, netns_path: Path) -> tuple[Finding, ...]:
@@ -250,7 +153,7 @@ def judge(needs: Needs, spec: bundle.Spec, *, tcp: Tcp, coming: Collection[str] 
     if place == "own":
         if spec.get("hooks"):
             return ()  # they may give it addresses, once it is there
-        missing = {address for address in bound if not _plain(address).is_loopback}
+        missing = {address for address in bound if not plain(address).is_loopback}
     else:
         missing = set(absent(bound, place if isinstance(place, Path) else None))
     where = "host" if place == "host" else "new network namespace"
@@ -271,12 +174,12 @@ def bound_sockets(needs: Needs, *, tcp: Tcp) -> dict[str, list[SocketNeed]]:
     found: dict[str, list[SocketNeed]] = {}
     for need in needs.sockets:
         connected = need.protocol == "tcp" and need.state not in _UNCONNECTED
-        if not _plain(need.address).is_unspecified and not (connected and tcp == "close"):
+        if not plain(need.address).is_unspecified and not (connected and tcp == "close"):
             found.setdefault(need.address, []).append(need)
     return found
 
 
-def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """An address, the IPv4 one where a socket of IPv6 is bound to that."""
     found = ipaddress.ip_address(address)
     return getattr(found, "ipv4_mapped", None) or found
@@ -312,6 +215,8 @@ def _inside(netns_path: Path | None) -> Generator[None]:
     if netns_path is None:
         yield
         return
+    from netmig.ns import Netns
+
     try:
         with Netns.open(netns_path) as netns, netns.inside():
             yield
@@ -325,12 +230,16 @@ def mtu_of(interface: str) -> int:
     return struct.unpack_from("i", answer, 16)[0] if answer else 0
 
 
-def _mac_of(interface: str) -> str:
+def mac_of(interface: str) -> str:
+    """The MAC of an interface of this thread's namespace; "" if there is none of the name."""
     answer = _ask(_SIOCGIFHWADDR, interface)
     return answer[18:24].hex(":") if answer else ""
 
 
 def _ask(what: int, interface: str) -> bytes:
+    import fcntl
+    import socket
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         try:
             return fcntl.ioctl(control, what, struct.pack("16s24x", interface.encode()))
@@ -339,20 +248,20 @@ def _ask(what: int, interface: str) -> bytes:
 
 
 def _has(address: str) -> bool:
+    import socket  # clones of what listens everywhere ask nothing
+
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     scopes = [0]
     if ipaddress.ip_address(address).is_link_local and family == socket.AF_INET6:
         scopes = [index for index, _ in socket.if_nameindex()]
-    return any(_binds(family, address, scope) for scope in scopes)
-
-
-def _binds(family: socket.AddressFamily, address: str, scope: int) -> bool:
-    where = (address, 0) if family == socket.AF_INET else (address, 0, 0, scope)
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as trial:
-            trial.bind(where)
-    except OSError as error:
-        if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV, errno.EINVAL}:
-            return False
-        raise
-    return True
+    for scope in scopes:
+        where = (address, 0) if family == socket.AF_INET else (address, 0, 0, scope)
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as trial:
+                trial.bind(where)
+        except OSError as error:
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV, errno.EINVAL}:
+                raise
+        else:
+            return True
+    return False

@@ -148,9 +148,7 @@ def at_create(
                     admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
                 with watch.phase("network"):
                     findings += adoption.take() if adoption else ()
-                at_restored = root.enter_context(
-                    network.waking(plan, target.settings.search_path, adoption.open if adoption else None)
-                )
+                at_restored = _at_restored(image, target, plan, adoption, root)
                 with watch.phase("engine"):
                     restored = _restore(
                         engine,
@@ -164,8 +162,10 @@ def at_create(
                     )
                 if adoption:
                     adoption.done()
-                if plan.mode == "keep-closed":
-                    network.say_farewell(plan.netns_path, plan.connections)
+                if plan.mode == "keep-closed" and plan.netns_path and network.peers_of(image.needs):
+                    from shim.peers import say_farewell
+
+                    say_farewell(plan.netns_path, image.needs)
                 found = state.advance(target.directory, found, "held")
         except BaseException as error:
             log.keep(error, config.state_path, target.container_id)
@@ -253,13 +253,30 @@ def _adopting(config: Config, image: Image, target: Target, plan: network.Plan) 
         directory=target.directory,
         search_path=target.settings.search_path,
         table=image.needs.lock_table,
-        peers=tuple({one.remote for one in plan.connections}) if plan.tcp == "keep" else (),
+        peers=network.peers_of(image.needs) if plan.tcp == "keep" else (),
         digest=image.digest,
         what=str(image.reference),
     ) as adoption:
         yield adoption
     with contextlib.suppress(NetworkError, ShimError):  # the record alone: the leases are the pod's
         leases.release(config.store_path, image.digest)
+
+
+def _at_restored(
+    image: Image, target: Target, plan: network.Plan, adoption: Adoption | None, late: contextlib.ExitStack
+) -> Callable[[], None]:
+    """What is to be done when the tasks are there and the engine is about to open their network."""
+    steps = [adoption.open] if adoption else []
+    if plan.guarded or plan.addresses:
+        from shim.peers import waking  # clones have none
+
+        steps.append(late.enter_context(waking(plan, image.needs, target.settings.search_path)))
+
+    def at_restored() -> None:
+        for step in steps:
+            step()
+
+    return at_restored
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from shim.images.manifest import Use
 from shim.images.spec import parse
 from shim.images.store import BrokenImage, Image, Store
 from shim.leases import release
-from shim.network import forget_sleeping
+from shim.peers import forget_sleeping
 from shim.version import VERSION
 
 _REDACTED = "(redacted)"
