@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.netlab import room
-from tests.netlab.scenarios import SCENARIOS
+from tests.netlab.scenarios import SHORT
 from tests.support.containers import CHECKOUT, cgroup_hierarchies, processes_with, until
 
 pytestmark = pytest.mark.engine
@@ -43,7 +43,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     assert not processes_with(f"netlab-{os.getpid()}")
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SHORT)
 def test_no_byte_is_lost_and_no_connection_broken(played: dict[str, Any], name: str) -> None:
     rows = [row for row in played["rows"] if row["scenario"] == name]
     assert rows, played["text"]

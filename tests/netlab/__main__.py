@@ -25,7 +25,9 @@ def main() -> int:
     """Go into a room, play, print and write."""
     parser = argparse.ArgumentParser(prog="./run netlab", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(scenarios.SCENARIOS), help="play only this")
-    parser.add_argument("--short", action="store_true", help="fewer and shorter rounds, as in the test suite")
+    parser.add_argument(
+        "--short", action="store_true", help="fewer scenarios and rounds, as in the test suite"
+    )
     parser.add_argument("--output", type=Path, default=RESULT, help="where the document goes")
     wanted = parser.parse_args()
     if os.geteuid() != 0:
@@ -35,7 +37,8 @@ def main() -> int:
         room.sweep()
         words = room.words([sys.executable, "-m", "tests.netlab", *sys.argv[1:]])
         os.execvpe(words[0], words, room.environment())
-    return play(wanted.only or list(scenarios.SCENARIOS), short=wanted.short, output=wanted.output)
+    names = wanted.only or list(scenarios.SHORT if wanted.short else scenarios.SCENARIOS)
+    return play(names, short=wanted.short, output=wanted.output)
 
 
 def play(names: list[str], *, short: bool, output: Path) -> int:

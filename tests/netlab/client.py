@@ -45,11 +45,16 @@ class Flow:
         self.done = False
         self.last = 0.0
         self.gap = (0.0, 0.0, 0.0)
+        self.silent_s = 0.0  # in all gaps of 20 periods and more
+        self.begun = time.monotonic()
 
     def progress(self) -> None:
         now = time.monotonic()
-        if self.last and now - self.last > self.gap[0]:
-            self.gap = (now - self.last, self.last, now)
+        length = now - self.last if self.last else 0.0
+        if length > self.gap[0]:
+            self.gap = (length, self.last, now)
+        if length >= 20 * self.period_s:
+            self.silent_s += length
         self.last = now
 
     def state(self) -> dict[str, Any]:
@@ -71,6 +76,8 @@ class Flow:
             "gap_from_s": begun,
             "gap_to_s": ended,
             "stalled": stalled,
+            "silent_s": self.silent_s,
+            "elapsed_s": time.monotonic() - self.begun,
             "period_s": self.period_s,
         }
 

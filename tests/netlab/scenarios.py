@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.netlab import alone, redis, report
+from tests.netlab import alone, migrations, redis, report
 from tests.netlab.moves import Mover
 from tests.netlab.nodes import Kind
 from tests.netlab.report import Figure, Row
@@ -112,19 +112,23 @@ def back_and_forth(plan: Plan) -> list[Row]:
 
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
-    """What must hold of the medians of one run; only of what was played."""
+    """What must hold, of what was played: medians over rounds, each beside CRIU alone just before."""
     found: list[Figure] = []
-    for kind, limit in (("l2", 0.1), ("routed", 0.25)):
-        peers = [row for row in rows if row.scenario == ALONE and row.network == kind]
-        moved = [row for row in rows if row.scenario == MOVES and row.network == kind]
-        if not peers or not moved:
+    for title, peer, scenario, kind, limit in (
+        ("", ALONE, MOVES, "l2", 0.1),
+        ("", ALONE, MOVES, "routed", 0.25),
+        ("torpor migrate, ", migrations.ALONE, migrations.MEASURED, "l2", 0.1),
+    ):
+        peers = [sum(row.phases_ms.values()) for row in rows if (row.scenario, row.network) == (peer, kind)]
+        moved = [row for row in rows if (row.scenario, row.network) == (scenario, kind)]
+        if not peers or len(peers) != len(moved):
             continue
-        peer_ms = statistics.median(sum(row.phases_ms.values()) for row in peers)
-        switch_ms = statistics.median(row.phases_ms["switch"] for row in moved)
-        gap_ms = statistics.median(row.tally.gap_s * 1000 for row in moved)
+        pairs = list(zip(moved, peers, strict=True))
+        network = [sum(row.phases_ms.get(name, 0.0) for name in ("switch", "plug")) / ms for row, ms in pairs]
+        gaps = [row.tally.gap_s * 1000 / ms for row, ms in pairs]
         found += [
-            Figure(name=f"network's share, {kind}", value=switch_ms / peer_ms, limit=limit),
-            Figure(name=f"downtime beside CRIU alone, {kind}", value=gap_ms / peer_ms, limit=1.5),
+            Figure(name=f"{title}{kind}: network's share", value=statistics.median(network), limit=limit),
+            Figure(name=f"{title}{kind}: downtime / CRIU alone", value=statistics.median(gaps), limit=1.5),
         ]
     return found
 
@@ -137,7 +141,7 @@ def redis_suspended(plan: Plan) -> list[Row]:
     """redis sleeps and wakes up while redis-benchmark is connected."""
     with stage(plan, "l2", "redis", lower=redis.layer(), argv=redis.ARGV) as place:
         server = redis.Redis(place.lab.client, place.pod.ips[0])
-        with server.under_load(plan.load_s) as tally:
+        with server.under_load() as tally:
             phases = sleep_and_wake(place, plan.asleep_s)
     name = f"redis-benchmark, {redis.N_CLIENTS} clients: suspend {plan.asleep_s:g} s"
     return [Row(scenario="redis-suspended", name=name, network="l2", tally=tally, phases_ms=phases)]
@@ -148,7 +152,13 @@ SCENARIOS: dict[str, Callable[[Plan], list[Row]]] = {
     "redis-suspended": redis_suspended,
     "moves": moves,
     "back-and-forth": back_and_forth,
+    "migrate": migrations.in_a_row,
+    "migrate-measured": migrations.measured,
+    "migrate-redis": migrations.redis_migrates,
 }
+
+
+SHORT = ("suspend", "back-and-forth", "migrate", "migrate-redis")
 
 
 def play(plan: Plan, name: str) -> list[Row]:

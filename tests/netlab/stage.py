@@ -20,7 +20,7 @@ class Plan:
 
     asleep_s: how long a suspended pod sleeps. rounds: of what is measured. back_and_forth: migrations in a
     row. connections: at once, in the crowd. kinds: how many kinds of traffic a suspended pod is tried with.
-    load_s: how long a benchmark would run undisturbed. mebibytes: of memory, of what is moved and measured.
+    mebibytes: of memory, of what is moved and measured.
     """
 
     root: Path
@@ -29,7 +29,6 @@ class Plan:
     rounds: int = 5
     back_and_forth: int = 20
     connections: int = 100
-    load_s: float = 4.0
     mebibytes: int = 64
     kinds: int = 4
 

@@ -95,7 +95,7 @@ class Tally:
 
     lost, repeated: records of TCP, 8 bytes each, as the application read them; repeated counts those out of
     order too. gaps_s: the longest time without progress, for each connection. udp_expected: datagrams that
-    the rate and each flow's own longest gap let one expect to lose.
+    the rate and the gaps of each flow let one expect to lose.
     """
 
     n_tcp: int = 0
@@ -119,7 +119,7 @@ class Tally:
                 tally.udp_sent += flow["sent"]
                 tally.udp_lost += flow["lost"]
                 tally.udp_refused += flow["refused"]
-                tally.udp_expected += flow["gap_s"] / flow["period_s"]
+                tally.udp_expected += flow["silent_s"] * flow["sent"] / flow["elapsed_s"]
                 continue
             tally.n_tcp += 1
             tally.lost += flow["lost"]
