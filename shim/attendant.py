@@ -62,6 +62,19 @@ def begin(directory: Path, wait: Sequence[str], *, name: str, terminal: bool) ->
     return process.pid
 
 
+def join(pid: int, cgroup: str) -> None:
+    """Put an attendant into its container's control groups, if the runtime made any.
+
+    cgroup: as in the specification. One in systemd's words is left to whoever reads those.
+    """
+    root = Path("/sys/fs/cgroup")
+    if not cgroup.startswith("/") or ".." in cgroup:
+        return
+    for hierarchy in (root, *root.iterdir()):
+        with contextlib.suppress(OSError):  # no such group, or no such hierarchy
+            (hierarchy / cgroup[1:] / "cgroup.procs").write_text(str(pid))
+
+
 def has(directory: Path) -> bool:
     """Whether a container has an attendant, alive or not."""
     return (directory / state.ATTENDANT).exists()

@@ -116,15 +116,23 @@ def joining(directory: Path, found: ContainerState) -> Generator[bool]:
 
 
 def attend(
-    runtime: list[str], directory: Path, container_id: str, pid_file_path: Path | None, *, terminal: bool
+    runtime: list[str],
+    directory: Path,
+    container_id: str,
+    pid_file_path: Path | None,
+    *,
+    cgroup: str,
+    terminal: bool,
 ) -> None:
     """Give a container that was created in a sandbox its attendant, and the caller its pid.
 
-    runtime: the real runtime with its global options. terminal: see `attendant.begin`. Raises OSError; then the container is deleted.
+    runtime: the real runtime with its global options. cgroup, terminal: see `attendant`. Raises OSError; then
+    the container is deleted.
     """
     try:
         name = f"torpor-attendant-{container_id}"
         pid = attendant.begin(directory, [*runtime, "wait", container_id], name=name, terminal=terminal)
+        attendant.join(pid, cgroup)
         if pid_file_path:
             draft = pid_file_path.with_name(f".{pid_file_path.name}.torpor")
             draft.write_text(str(pid))

@@ -42,7 +42,7 @@ def serve(context: Context) -> int | None:
         spec = without_io_uring(spec)
         bundle.write_spec(context.bundle_path, spec)
     if not wish.restores:
-        return _cold(context, pod)
+        return _cold(context, spec, pod)
     try:
         done = _restore(context, spec, wish, pod)
     except (NotUndone, Busy) as error:
@@ -56,7 +56,7 @@ def serve(context: Context) -> int | None:
         if wish.on_failure != "cold-start" or not undone:
             raise
         done = None
-    return _cold(context, pod) if done is None else done
+    return _cold(context, spec, pod) if done is None else done
 
 
 def _gvisor_pod(context: Context, spec: bundle.Spec) -> Pod | None:
@@ -67,10 +67,10 @@ def _gvisor_pod(context: Context, spec: bundle.Spec) -> Pod | None:
             f"could not create container '{context.container_id}': it is part of a pod of CRI-O, with which "
             "gVisor's pods were never tried; use the runtime class torpor (runc)"
         )
-    return pod if pod.caller == "containerd" and pod.sandbox_id else None
+    return pod if pod.caller == "containerd" and pod.sandbox_id and "/" not in pod.sandbox_id else None
 
 
-def _cold(context: Context, pod: Pod | None) -> int | None:
+def _cold(context: Context, spec: bundle.Spec, pod: Pod | None) -> int | None:
     """Start from nothing: by the real runtime, but a container of a gVisor pod needs its attendant."""
     if pod is None or pod.sandbox:
         return None
@@ -78,7 +78,7 @@ def _cold(context: Context, pod: Pod | None) -> int | None:
 
     with state.locked(context.directory, wait_s=1.0, create=True):
         members.check_cold(context.directory.parent / pod.sandbox_id, context.container_id)
-        return _create(context, pod)
+        return _create(context, spec, pod)
 
 
 def _restore(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod | None) -> int | None:
@@ -92,7 +92,7 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod | None) -
     with state.locked(context.directory, wait_s=1.0, create=True):
         found, findings = restore.at_create(context.config, context.store, image, target, spec, wish)
         if found.phase == "restoring":  # the engine restores in `start`, into what is created here
-            status = _create(context, None)
+            status = _create(context, spec, None)
             if status:
                 state.remove(context.directory)
                 return status
@@ -118,7 +118,7 @@ def _restore_member(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod, i
         found, findings = restore.at_create(
             context.config, context.store, image, _target(context), spec, wish
         )
-        status = _create(context, pod)
+        status = _create(context, spec, pod)
         if status:
             state.remove(context.directory)
             return status
@@ -133,7 +133,7 @@ def _audit_held(context: Context, found: state.ContainerState, findings: tuple[F
     _audit(context, "restore", found.image, "held", digest=found.digest, warnings=warnings)
 
 
-def _create(context: Context, pod: Pod | None) -> int:
+def _create(context: Context, spec: bundle.Spec, pod: Pod | None) -> int:
     """Let the real runtime create the container, with all that this call has; its exit status.
 
     It writes its own errors where the caller reads them.
@@ -149,6 +149,7 @@ def _create(context: Context, pod: Pod | None) -> int:
             context.directory,
             context.container_id,
             context.option_path("pid-file"),
+            cgroup=str(spec.get("linux", {}).get("cgroupsPath") or ""),
             terminal="console-socket" in context.call.options,
         )
     return status

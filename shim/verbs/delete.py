@@ -37,11 +37,15 @@ def serve(context: Context) -> int | None:
         if found is not None and found.phase == "restoring":
             from shim.restore import clear_network  # seldom
 
-            clear_network(context.config, directory)
+            clear_network(context.config, directory, context.engine_settings.search_path)
         held = (directory / state.HELD).exists() or (found is not None and found.phase != "running")
         attended = (directory / state.ATTENDANT).exists()
         # A caller that saw the attendant end takes the container for ended.
         flags = ("--force",) if force or held or (attended and _unattended(directory)) else ()
+        if attended and flags:  # before: it may be in a control group that the runtime removes
+            from shim import attendant
+
+            attendant.end(directory)
         answer = bundle.ask_runtime(
             context.config.runtime_path,
             (*context.config.runtime_args, *context.runtime_args, "--root", context.call.root),
@@ -52,10 +56,6 @@ def serve(context: Context) -> int | None:
         if answer.returncode and "does not exist" not in answer.stderr:
             cause = answer.stderr.strip().rpartition("\n")[2]
             raise ShimError(f"could not delete container '{context.container_id}': {cause}")
-        if attended:
-            from shim import attendant
-
-            attendant.end(directory)
         state.remove(directory)
     return 0
 

@@ -1,7 +1,7 @@
 """kill of a gVisor container, with runsc's answers in runc's words, by which callers know what is over.
 
-A container that was created and not started runsc does not kill at all: then that process is killed which
-stands for it, its attendant or its sandbox.
+A container that was not started, or whose pod is not complete, runsc does not kill at all: then that process
+is killed which stands for it, its attendant or its sandbox.
 """
 
 from __future__ import annotations
@@ -16,22 +16,39 @@ from shim.verbs.context import Context
 
 # What runsc says of a container whose sandbox is gone, or that has ended.
 _OVER = ("sandbox is not running", "connecting to control server", "in state stopped", "no such process")
+_NOT_RUNNING = "container not running"
 
 
 def serve(context: Context) -> int | None:
     """Send the signal. Raises ShimError."""
     if (context.directory / state.HELD).exists():
         return _kill_held(context)
+    sandbox_id = _half_a_pod(context)
+    if sandbox_id:
+        return _kill(context, _pid(context, sandbox_id), signal.SIGKILL)
     runtime = context.config.runtime_path
     answer = bundle.ask_runtime(runtime, (), *context.handed_over)
     if answer.returncode == 0:
         return 0
     cause = answer.stderr.strip().partition("\n")[0]
     if any(words in cause for words in _OVER) or _is_dead(context):
-        cause = "container not running"
+        cause = _NOT_RUNNING
     elif "file does not exist" in cause:
         cause = "container does not exist"
     raise ShimError(f"could not kill container '{context.container_id}': {cause}")
+
+
+def _half_a_pod(context: Context) -> str:
+    """The sandbox of a container that was restored in a pod which still waits for others, else "".
+
+    Nothing runs in it that could get a signal, and the sandbox keeps the streams of the container. Without it
+    the pod can never be complete, so all of it ends.
+    """
+    found = state.load(context.directory)
+    if found is None or not found.sandbox_id:
+        return ""
+    sandbox = state.load(context.directory.parent / found.sandbox_id)
+    return found.sandbox_id if sandbox is not None and sandbox.awaited else ""
 
 
 def _is_dead(context: Context) -> bool:
@@ -40,7 +57,11 @@ def _is_dead(context: Context) -> bool:
         found = bundle.runtime_state(context.config.runtime_path, context.call.root, context.container_id)
     except ShimError:
         return False
-    return not Path(f"/proc/{found.pid}").exists()
+    try:
+        row = Path(f"/proc/{found.pid}/stat").read_text()
+    except OSError:
+        return True
+    return row.rpartition(")")[2].split()[0] in {"Z", "X"}
 
 
 def _kill_held(context: Context) -> int:
@@ -49,17 +70,22 @@ def _kill_held(context: Context) -> int:
     if (context.directory / state.ATTENDANT).exists():
         from shim import attendant
 
-        pid = attendant.find(context.directory)
-    else:
-        found = bundle.runtime_state(context.config.runtime_path, context.call.root, context.container_id)
-        pid = found.pid if found.status == "created" else None
+        return _kill(context, attendant.find(context.directory), number)
+    return _kill(context, _pid(context, context.container_id), number)
+
+
+def _pid(context: Context, sandbox_id: str) -> int | None:
+    found = bundle.runtime_state(context.config.runtime_path, context.call.root, sandbox_id)
+    return found.pid if found.pid > 0 else None
+
+
+def _kill(context: Context, pid: int | None, number: int) -> int:
     try:
         if pid is None:
             raise ProcessLookupError
         os.kill(pid, number)
     except ProcessLookupError:
-        message = f"could not kill container '{context.container_id}': container not running"
-        raise ShimError(message) from None
+        raise ShimError(f"could not kill container '{context.container_id}': {_NOT_RUNNING}") from None
     return 0
 
 

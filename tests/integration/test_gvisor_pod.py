@@ -120,6 +120,13 @@ def test_two_containers_sleep_and_wake_together(cri: Cri, daemon: Containerd, to
     last = {"main": main.numbers()[-1], "side": side.numbers()[-1]}
     remove_dead(old, daemon)
 
+    # Half a pod can be stopped; it ends as a whole, and has used up nothing.
+    half = cri.pod("half", handler=GVISOR, annotations={"torpor.dev/restore-from": "two"})
+    lonely = run(half, daemon)
+    lonely.stop()
+    assert lonely.exit_code() == 137
+    remove_dead(half, daemon)
+
     new = cri.pod("new", handler=GVISOR, annotations={"torpor.dev/restore-from": "two"})
     said = refusal(new, daemon, "prepare")
     assert "starts no other container before main, side of the image" in said
