@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cluster import cargo, wiring
 from cluster.channel import Refused
 from cluster.here import Here
@@ -21,6 +23,7 @@ from cluster.records import STANDING, WISH, Arrival, Record
 from compat import verdict
 from engines.api import Finding, Needs
 from netmig import identity as identities
+from netmig.conntrack import Translations
 from shim import bundle, restore, state
 from shim.annotations import Wish
 from shim.errors import ShimError
@@ -31,6 +34,7 @@ from shim.start import start
 from shim.streams import Streams
 
 BASE_TAR = "base.tar"
+_TRANSLATIONS = "translations.json"
 NETNS = Path("/run/netns")
 
 
@@ -164,6 +168,10 @@ class Arriving:
 
     # --- the decision ----------------------------------------------------------------------------------
 
+    def note(self, translations: Translations) -> None:
+        """Keep the old node's translations for the moment of the commit. Raises OSError."""
+        (self.record.path / _TRANSLATIONS).write_bytes(msgspec.json.encode(translations))
+
     def prepare(self) -> dict[str, float]:
         """Restore the image that was committed under `reference`, and hold it; ms by phase.
 
@@ -205,6 +213,8 @@ class Arriving:
         self.record.write(STANDING, "committed")
         plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
         begun = time.monotonic()
+        noted = (self.record.path / _TRANSLATIONS).read_bytes()
+        wiring.translate(msgspec.json.decode(noted, type=Translations))
         wiring.plug(self.identity, self.netns_path)
         plugged = time.monotonic()
         directory = Path(plan.directory)

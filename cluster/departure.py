@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from cluster.transport import connect
 from compat import profile
 from engines.api import EngineError, Phase, PhaseInfo
 from netmig import identity as identities
+from netmig.conntrack import Translations
 from shim import bundle, pod
 from shim.checkpoint import Source, Wanted, choose_engine, take
 from shim.cli.node import Found
@@ -148,7 +150,7 @@ class _Leaving:
         if lacking := sorted(NEEDED - engine.capabilities):
             raise ShimError(f"{self.words}: engine {engine.name} lacks {', '.join(lacking)}; use criu")
         identity = wiring.identity_of(netns)
-        self.report.warnings += identity.warnings
+        self.report.warnings += (*identity.warnings, *wiring.translations(identity)[1])
         owners = [self.here.config.reserver().owner(one.ip) for one in identities.global_addresses(identity)]
         return Departure(
             migration=self.record.migration,
@@ -234,24 +236,27 @@ class _Leaving:
         """The image is complete and the source frozen: send it, have it restored, and decide."""
         self.report.phases_ms["dump"] = (time.monotonic() - self.frozen_at) * 1000
         self.tell("sending the memory")
-        with self._timed("transfer"):
+        identity = identities.decode(self.record.plan(Departure).identity)
+        with self._timed("transfer"), ThreadPoolExecutor(1) as beside:
+            # A node with many connections takes a while to list some.
+            translations = beside.submit(wiring.translations, identity)
             image_path = self.record.path / "image"
             self.report.image_bytes = cargo.send_image(self._channel(), image_path, manifest)
         # From here on the target may be told to run by an operator who cannot ask us.
         self.record.write(VERDICT, "hold")
         with self._timed("restore"):
-            self._have_prepared()
+            self._have_prepared(translations.result()[0])
         with self._timed("switch"):
             self.record.write(VERDICT, "commit")
-            wiring.unplug(identities.decode(self.record.plan(Departure).identity))
+            wiring.unplug(identity)
             with contextlib.suppress(Lost):  # it is decided, and will be followed
                 self._channel().send(Commit(migration=self.record.migration))
 
-    def _have_prepared(self) -> None:
+    def _have_prepared(self, translations: Translations) -> None:
         """Wait until the target holds the restored container; raises ShimError once it is called off."""
         self.tell("restoring there")
         try:
-            self._channel().ask(Prepare(), Answer)
+            self._channel().ask(Prepare(translations=translations), Answer)
         except Refused as error:
             self.record.write(VERDICT, "abort")
             raise ShimError(f"{self.words}: node '{self.peer}' says: {error}") from error

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from compat.profile import Profile
+from netmig.conntrack import Translations
 
 PROTOCOL = 1
 
@@ -55,7 +56,12 @@ class Send(Message):
 
 
 class Prepare(Message):
-    """The image is complete: restore it, and hold it. From here on only the source may decide."""
+    """The image is complete: restore it, and hold it. From here on only the source may decide.
+
+    translations: the old node's, of the container's connections.
+    """
+
+    translations: Translations = ()
 
 
 class Commit(Message):

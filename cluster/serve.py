@@ -104,7 +104,7 @@ class _Session:
             case Reserve():
                 return self._reserve(said)
             case Prepare():
-                return self._prepare()
+                return self._prepare(said)
             case Commit():
                 with self._record(said.migration) as record:
                     times_ms = self._known(record).commit()
@@ -186,7 +186,7 @@ class _Session:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         return path
 
-    def _prepare(self) -> Answer:
+    def _prepare(self, said: Prepare) -> Answer:
         arriving, staged = self._arriving, self._staged
         if arriving is None or staged is None:
             raise ShimError("nothing was sent that could be restored")
@@ -197,6 +197,7 @@ class _Session:
             arriving.record.write(STANDING, "preparing")
             self.here.node.store.commit(staged, arriving.reference)
             self._stack.close()  # it is an image of the store now, which others may use
+            arriving.note(said.translations)
             times_ms = arriving.prepare()
         except BaseException:
             arriving.undo()

@@ -7,10 +7,11 @@ peers before it: what it acknowledged would be lost with it.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from netmig import rtnl
+from netmig import conntrack, rtnl
 from netmig.apply import apply
 from netmig.capture import capture
 from netmig.check import check
@@ -62,6 +63,21 @@ def _refuse_taken(identity: Identity, host: Netns) -> None:
         ips = [one.ip for one in global_addresses(identity) if behind.get(one.ifname) == bridge]
         if taken := probe(host, bridge, ips, own_macs=macs):
             raise ShimError("; ".join(f"{conflict} on '{bridge}'" for conflict in taken))
+
+
+def translations(identity: Identity) -> tuple[conntrack.Translations, tuple[str, ...]]:
+    """What this node translates for a container, and what of that stays behind, a sentence each."""
+    try:
+        with node() as host:
+            return conntrack.capture(host, (one.ip for one in global_addresses(identity)))
+    except NetworkError:  # a kernel without connection tracking translates nothing
+        return (), ()
+
+
+def translate(entries: conntrack.Translations) -> None:
+    """Let this node go on with what the old one translated; what it cannot take over, peers will reset."""
+    with contextlib.suppress(NetworkError), node() as host:
+        conntrack.restore(host, entries)
 
 
 def plug(identity: Identity, path: Path) -> None:
