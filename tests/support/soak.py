@@ -10,7 +10,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -39,7 +39,7 @@ class Count:
 
 def tell(request: pytest.FixtureRequest, count: Count) -> None:
     """Have a test's count told at the end of the run. Called when the test has nothing left to check."""
-    request.node.user_properties.append((_PROPERTY, json.dumps(asdict(count))))
+    request.node.user_properties.append((_PROPERTY, json.dumps(vars(count))))
 
 
 def tell_kills(request: pytest.FixtureRequest, engine: str, outcomes: Mapping[str, int]) -> None:
