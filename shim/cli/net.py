@@ -22,15 +22,13 @@ from netmig.recover import recover as recover_left
 from shim import log
 from shim.cli.node import Node, container_ids, this_node
 from shim.errors import ShimError, UsageError
+from shim.identity import HOST
 from shim.images.layout import parse_reference
 from shim.leases import prune, release, sleep, sleeping
+from shim.state import NETWORK
 
 if TYPE_CHECKING:
     from netmig.identity import Identity
-
-HOST = Path("/proc/self/ns/net")
-LEFT = "net"
-"""Below the state directory: what calls write down of the network before they touch it."""
 
 _YOUNG_S = 120.0
 """A lease comes before its container: one as young as this says nothing."""
@@ -331,7 +329,7 @@ def recover(dry_run: bool, as_json: bool) -> None:
     """
     node = this_node()
     nft.use_program(node.tools.nft)
-    found = recover_left(node.config.state_path / LEFT, dry_run=dry_run)
+    found = recover_left(node.config.state_path / NETWORK, dry_run=dry_run)
     for one in found:
         if not dry_run and one.outcome in {"undone", "released", "failed"}:
             verdict = f"{one.outcome}: {one.detail}"
