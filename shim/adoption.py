@@ -36,18 +36,17 @@ def owner_of(directory: Path) -> str:
     return f"{directory.name}.{zlib.crc32(directory.parent.name.encode()):08x}"
 
 
-def clear(network_path: Path, directory: Path) -> None:
-    """Take back what a killed call left of a container's adoption. Raises NotUndone.
+def clear(network_path: Path, directory: Path, search_path: str) -> None:
+    """Take back what killed calls left of adoptions, this container's and others'.
 
-    network_path: where journals and records lie. directory: torpor's state of the container.
+    network_path: where journals and records lie. directory: torpor's state of the container. search_path:
+    where the program nft is. Raises NotUndone if something of this container's would not go away.
     """
-    owner = owner_of(directory)
-    left = journal_path(network_path, owner).exists() or any(
-        isinstance(record := hold.read_record(path), hold.Held) and record.owner == owner
-        for path in hold_directory(network_path).glob("*.json")
-    )
+    left = (*network_path.glob("journal/*"), *hold_directory(network_path).glob("*"))
     if not left:
         return
+    use_nft(search_path)
+    owner = owner_of(directory)
     failed = [one.detail for one in recover(network_path) if one.owner == owner and one.outcome == "failed"]
     if failed:
         raise NotUndone(

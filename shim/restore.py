@@ -211,6 +211,9 @@ def _judge(
             f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
             "checkpoint again, or set torpor.dev/use: clone"
         )
+    if wish.network in {"keep", "keep-closed"}:
+        # Of another try, under another id, in the same namespace.
+        clear_network(config, target.directory, target.settings.search_path)
     plan = network.plan(
         wish.network, image.needs, spec, image.path, leave_running=image.manifest.leave_running, what=what
     )
@@ -335,7 +338,7 @@ def clear(config: Config, target: Target) -> bool:
     elif engine is not None:
         registry.create(engine, target.settings).undo(target.container_id)
     if found is not None and found.phase == "restoring":
-        clear_network(config, directory)
+        clear_network(config, directory, target.settings.search_path)
         spec = bundle.read_spec(target.bundle_path)
         uts_path = bundle.namespace_path(spec, "uts")
         if uts_path and found.hostname:
@@ -351,13 +354,13 @@ def clear(config: Config, target: Target) -> bool:
     return False
 
 
-def clear_network(config: Config, directory: Path) -> None:
-    """Undo what a killed restore did to a namespace, as far as its engine does not. Raises NotUndone."""
+def clear_network(config: Config, directory: Path, search_path: str) -> None:
+    """Undo what killed restores did to namespaces, as far as engines do not. Raises NotUndone."""
     network_path = config.state_path / state.NETWORK
     if network_path.is_dir():
         from shim import adoption  # seldom
 
-        adoption.clear(network_path, directory)
+        adoption.clear(network_path, directory, search_path)
 
 
 def _restore(
