@@ -103,8 +103,11 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
         with state.locked(directory, wait_s=5.0, create=True):
             state.remove(directory)
     home = Path(plan.bundle).parent
-    if home.parent == here.config.arrivals and Record(here.config.arrivals, home.name).exists():
-        Arriving(here, Record(here.config.arrivals, home.name)).leave()
+    came = Record(here.config.arrivals, home.name) if home.parent == here.config.arrivals else None
+    if came is not None and came.exists():
+        with came.locked(wait=True) as ours:  # the agent clears up after a container that is gone, too
+            if ours and came.exists():
+                Arriving(here, came).leave()
     else:
         wiring.remove(identity, Path(plan.netns))
         here.give_back(identity, plan.owner)
@@ -133,7 +136,7 @@ def arrival(here: Here, record: Record) -> None:
         arriving.undo()
     elif standing == "settled":
         plan = arriving.plan
-        if not here.status(plan.engine, plan.root, plan.container_id):
+        if not Path(plan.root, plan.container_id).exists():
             arriving.leave()  # its owner has deleted it
 
 
