@@ -10,7 +10,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -371,6 +371,25 @@ def rebind(
             ),
             nftables=tuple(_substituted(one, addresses) for one in identity.nftables),
         )
+    )
+
+
+def without_links(identity: Identity, names: Set[str]) -> Identity:
+    """The identity without some interfaces, and without what is on them or leads over them."""
+
+    def stays(route: Route) -> bool:
+        hops: list[dict[str, Any]] = route.attributes.get("RTA_MULTIPATH", [])
+        return names.isdisjoint({route.attributes.get("RTA_OIF"), *(hop["oif"] for hop in hops)})
+
+    return replace(
+        identity,
+        links=tuple(link for link in identity.links if link.name not in names),
+        addresses=tuple(one for one in identity.addresses if one.interface not in names),
+        routes=tuple(filter(stays, identity.routes)),
+        neighbours=tuple(one for one in identity.neighbours if one.interface not in names),
+        sysctls={
+            name: value for name, value in identity.sysctls.items() if names.isdisjoint(name.split("/"))
+        },
     )
 
 

@@ -16,7 +16,17 @@ from typing import Any
 from netmig import messages, nft, queues, rtnl, sysctls
 from netmig.capture import FAMILIES, IFF_UP, capture, is_lock
 from netmig.errors import NetworkError
-from netmig.identity import NUD_STALE, SCOPE_LINK, HostEnd, Identity, Link, LinkAddress, Route, diff
+from netmig.identity import (
+    NUD_STALE,
+    SCOPE_LINK,
+    HostEnd,
+    Identity,
+    Link,
+    LinkAddress,
+    Route,
+    diff,
+    without_links,
+)
 from netmig.ns import Netns
 
 Pairs = dict[str, Link]
@@ -67,9 +77,13 @@ def shape(
 
 
 def go_back(netns: Netns, host: Netns, before: Identity) -> None:
-    """Make a namespace what it was, bridges included. Raises OSError and NetworkError."""
+    """Make a namespace what it was, bridges included; interfaces that somebody removed since stay away.
+
+    Raises OSError and NetworkError.
+    """
     now = capture(netns, host)
     pairs = pair_by_number(before, now)
+    before = without_links(before, {link.name for link in before.links} - pairs.keys())
     if len(pairs) != len(now.links) or diff(before, now):
         shape(netns, host, before, now, pairs, learned=True)
     with host.ipr() as node:

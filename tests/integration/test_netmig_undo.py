@@ -17,7 +17,7 @@ from netmig import nft, queues, rtnl, undo
 from netmig.apply import apply, attach, create, detour, plug, plug_routed, unplug
 from netmig.capture import capture
 from netmig.errors import NetworkError
-from netmig.identity import global_addresses
+from netmig.identity import global_addresses, without_links
 from netmig.journal import Journal
 from netmig.ns import Netns
 from tests.support import soak
@@ -82,7 +82,9 @@ def kill_points(every: int) -> Generator[int]:
     yield from range(1, 10_000, step)
 
 
-def test_a_kill_at_any_step_of_a_takeover(made: Nodes, tmp_path: Path) -> None:
+def test_a_kill_at_any_step_of_a_takeover(
+    made: Nodes, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Taken over from a plugin, plugged, unplugged and routed to: undone by what is on disk."""
     a, b = made.node("a"), made.node("b")
     pod, other, path = made.empty("pod"), made.empty("other"), tmp_path / "journal"
@@ -112,9 +114,12 @@ def test_a_kill_at_any_step_of_a_takeover(made: Nodes, tmp_path: Path) -> None:
         if done:
             break
     assert n_killed >= 8
+    soak.tell_kills(request, "netmig", {"undone": n_killed})
 
 
-def test_a_kill_at_any_step_of_making_one(made: Nodes, tmp_path: Path) -> None:
+def test_a_kill_at_any_step_of_making_one(
+    made: Nodes, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     a, b = made.node("a"), made.node("b")
     identity = capture(rich_pod(made, a), a)
     where, path = made.path / "new", tmp_path / "journal"
@@ -136,6 +141,7 @@ def test_a_kill_at_any_step_of_making_one(made: Nodes, tmp_path: Path) -> None:
         if done:
             break
     assert n_killed >= 5
+    soak.tell_kills(request, "netmig", {"undone": n_killed})
 
 
 def test_a_call_at_work_is_not_undone(made: Nodes, tmp_path: Path) -> None:
@@ -180,6 +186,31 @@ def test_a_running_pod_is_unplugged_and_given_back(made: Nodes, tmp_path: Path) 
     applied.journal.close()
     undo.undo_left(tmp_path / "journal")
     assert same(before, capture(pod, a))
+
+
+def test_what_the_plugin_has_removed_does_not_come_back(made: Nodes, tmp_path: Path) -> None:
+    """The pod was torn down between the kill and the recovery; of its two networks one is still there."""
+    a, b = made.node("a"), made.node("b")
+    identity = capture(rich_pod(made, a), a)
+    node, other = capture(b, None), made.empty("other")
+    networks = {
+        name: bridge_network(tmp_path / "b", first=number) for number, name in ((20, "eth0"), (40, "net1"))
+    }
+    for name, network in networks.items():
+        cni(b, "ADD", f"other{name}", other, network, name)
+    before = capture(other, b)
+    applied = apply(identity, other, b, adopt=True, journal=Journal(tmp_path / "journal"))
+    plug(applied, b)
+    applied.journal.close()
+    cni(b, "DEL", "othereth0", other, networks["eth0"], "eth0")
+
+    assert undo.undo_left(tmp_path / "journal") is not None
+
+    after = capture(other, b)
+    assert [link.name for link in after.links] == ["lo", "net1"]
+    assert same(without_links(before, {"eth0"}), after)
+    cni(b, "DEL", "othernet1", other, networks["net1"], "net1")
+    assert [link.name for link in capture(b, None).links] == [link.name for link in node.links]
 
 
 def test_a_namespace_that_is_gone_needs_no_undo(made: Nodes, tmp_path: Path) -> None:
