@@ -142,7 +142,8 @@ def at_create(
         view = find_rootfs(target.bundle_path, str(bundle.rootfs_path(Path(), spec)))
         try:
             with contextlib.ExitStack() as root:
-                adoption = root.enter_context(_adopting(config, image, target, plan))
+                with watch.phase("network"):
+                    adoption = root.enter_context(_adopting(config, image, target, plan))
                 with watch.phase("rootfs"):
                     root.enter_context(_applied(image, view, target.directory / BACKUP))
                     admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
