@@ -45,8 +45,8 @@ class Flow:
         self.done = False
         self.last = 0.0
         self.gap = (0.0, 0.0, 0.0)
-        self.silent_s = 0.0  # in all gaps of 20 periods and more
-        self.begun = time.monotonic()
+        self.sent_before = 0  # what was sent when there was progress last
+        self.sent_in_gaps = 0  # of 20 periods and more
 
     def progress(self) -> None:
         now = time.monotonic()
@@ -54,8 +54,8 @@ class Flow:
         if length > self.gap[0]:
             self.gap = (length, self.last, now)
         if length >= 20 * self.period_s:
-            self.silent_s += length
-        self.last = now
+            self.sent_in_gaps += self.sent - self.sent_before
+        self.last, self.sent_before = now, self.sent
 
     def state(self) -> dict[str, Any]:
         length, begun, ended = self.gap
@@ -76,8 +76,7 @@ class Flow:
             "gap_from_s": begun,
             "gap_to_s": ended,
             "stalled": stalled,
-            "silent_s": self.silent_s,
-            "elapsed_s": time.monotonic() - self.begun,
+            "sent_in_gaps": self.sent_in_gaps,
             "period_s": self.period_s,
         }
 

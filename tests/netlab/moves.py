@@ -64,6 +64,7 @@ class Mover:
     def __init__(self, place: Stage) -> None:
         self.place = place
         self.home = place.node
+        self.committed_s = 0.0  # when the last move was decided, on the monotonic clock
         self._detours: list[Journal] = []
         self._stack = contextlib.ExitStack()
         self._outputs: list[Output] = []
@@ -198,6 +199,7 @@ class _Move:
             )
         )
         self.laps.lap("source dies")
+        self.mover.committed_s = time.monotonic()
         self.committed.set()
         restoring.join()
         if self.failure is not None:

@@ -50,7 +50,7 @@ class Row:
                 "flows": tally.n_udp,
                 "sent": tally.udp_sent,
                 "lost": tally.udp_lost,
-                "rate_times_gap": round(tally.udp_expected),
+                "rate_times_gap": tally.udp_in_gaps,
                 "refused": tally.udp_refused,
             },
             "phases_ms": {name: round(value, 1) for name, value in self.phases_ms.items()},
@@ -104,7 +104,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     table.add_column("phases, ms")
     for row in merge(rows):
         tally = row.tally
-        udp = f"{tally.udp_lost} of {tally.udp_sent} (rate x gap {tally.udp_expected:.0f})"
+        udp = f"{tally.udp_lost} of {tally.udp_sent} (rate x gap {tally.udp_in_gaps})"
         table.add_row(
             row.name,
             row.network,

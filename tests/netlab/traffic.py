@@ -94,8 +94,8 @@ class Tally:
     """What the flows of one client came to.
 
     lost, repeated: records of TCP, 8 bytes each, as the application read them; repeated counts those out of
-    order too. gaps_s: the longest time without progress, for each connection. udp_expected: datagrams that
-    the rate and the gaps of each flow let one expect to lose.
+    order too. gaps_s, gap_ends_s: the longest time without progress, for each connection. udp_in_gaps:
+    datagrams sent while nothing came back, that is rate times gap.
     """
 
     n_tcp: int = 0
@@ -103,11 +103,12 @@ class Tally:
     repeated: int = 0
     errors: list[str] = field(default_factory=list[str])
     gaps_s: list[float] = field(default_factory=list[float])
+    gap_ends_s: list[float] = field(default_factory=list[float])
     n_udp: int = 0
     udp_sent: int = 0
     udp_lost: int = 0
     udp_refused: int = 0
-    udp_expected: float = 0.0
+    udp_in_gaps: int = 0
 
     @classmethod
     def of(cls, flows: Sequence[Flow]) -> Tally:
@@ -119,12 +120,13 @@ class Tally:
                 tally.udp_sent += flow["sent"]
                 tally.udp_lost += flow["lost"]
                 tally.udp_refused += flow["refused"]
-                tally.udp_expected += flow["silent_s"] * flow["sent"] / flow["elapsed_s"]
+                tally.udp_in_gaps += flow["sent_in_gaps"]
                 continue
             tally.n_tcp += 1
             tally.lost += flow["lost"]
             tally.repeated += flow["repeated"]
             tally.gaps_s.append(flow["gap_s"])
+            tally.gap_ends_s.append(flow["gap_to_s"])
             if flow["error"] or flow["stalled"]:
                 tally.errors.append(f"{name_of(flow)}: {flow['error'] or 'stalled'}")
         return tally
@@ -147,6 +149,11 @@ class Tally:
     def gap_s(self) -> float:
         """The median of the connections' longest gaps."""
         return statistics.median(self.gaps_s) if self.gaps_s else 0.0
+
+    @property
+    def heard_s(self) -> float:
+        """When the longest gaps ended, their median, on the monotonic clock."""
+        return statistics.median(self.gap_ends_s) if self.gap_ends_s else 0.0
 
     @property
     def longest_s(self) -> float:
