@@ -136,7 +136,7 @@ def test_a_connection_that_ends_too_early_is_broken(serve: Callable[[socket.sock
 def test_a_stall_that_never_ended_is_a_gap() -> None:
     counts = dict.fromkeys(("sent", "received", "lost", "repeated"), 0)
     flow: dict[str, Any] = {"mode": "duplex", "family": 4, **counts, "error": "", "stalled": True}
-    flow |= {"gap_s": 7.0, "period_s": 0.005, "silent_s": 7.0}
+    flow |= {"gap_s": 7.0, "gap_to_s": 9.0}
     tally = Tally.of([flow])
     assert tally.longest_s == 7.0
     assert not tally.whole
