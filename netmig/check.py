@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from netmig import claim, rtnl
@@ -67,18 +68,19 @@ def check(
         for peer in peers:
             if not _has_way(identity, peer) or (routed and not rtnl.has_route(node, peer)):
                 found.append(_no_route(f"there is no route to {peer}, which the pod is connected to"))
-        own = {
-            one.attributes.get("IFA_LOCAL") or one.attributes["IFA_ADDRESS"] for one in rtnl.addresses(node)
-        }
+        addresses = [one.attributes for one in rtnl.addresses(node)]
+        own = {str(one.get("IFA_LOCAL") or one["IFA_ADDRESS"]) for one in addresses}
+        if routed:
+            # The kernel answers for an IPv4 address only if it would know where to send a packet for it.
+            found += [
+                _no_route(
+                    f"this node has no route to the pod's gateway {gateway}, so it cannot answer for it"
+                )
+                for gateway in sorted({*chain.from_iterable(_gateways(identity).values())} - own)
+                if ":" not in gateway and not rtnl.has_route(node, gateway)
+            ]
     if not found and not routed:
-        pairs = pair_by_name(identity, now) if adopt else {}
-        for bridge, gateways in _gateways(identity, pairs).items():
-            if foreign := gateways - own:
-                answered = {one.ip for one in claim.probe(host, bridge, foreign)}
-                found += [
-                    _no_route(f"nobody on bridge '{bridge}' answers for the pod's gateway {gateway}")
-                    for gateway in sorted(foreign - answered)
-                ]
+        found += _silent_gateways(identity, pair_by_name(identity, now) if adopt else {}, host, own)
     return found
 
 
@@ -262,9 +264,28 @@ def _bridge_of(link: Link, have: Link | None) -> str | None:
     return end.bridge if end is not None else None
 
 
-def _gateways(identity: Identity, pairs: Mapping[str, Link]) -> dict[str, set[str]]:
-    """The gateways that the pod uses, by the bridge that they are behind."""
-    bridges = {link.name: _bridge_of(link, pairs.get(link.name)) for link in identity.links}
+def _silent_gateways(
+    identity: Identity, pairs: Mapping[str, Link], host: Netns, own: Set[str]
+) -> list[Problem]:
+    """Those that are neither the node's own nor anybody else's on the segment."""
+    behind: dict[str, set[str]] = {}
+    gateways = _gateways(identity)
+    for link in identity.links:
+        bridge = _bridge_of(link, pairs.get(link.name))
+        if bridge is not None and (foreign := gateways.get(link.name, set()) - own):
+            behind.setdefault(bridge, set()).update(foreign)
+    found: list[Problem] = []
+    for bridge, foreign in sorted(behind.items()):
+        answered = {one.ip for one in claim.probe(host, bridge, foreign)}
+        found += [
+            _no_route(f"nobody on bridge '{bridge}' answers for the pod's gateway {gateway}")
+            for gateway in sorted(foreign - answered)
+        ]
+    return found
+
+
+def _gateways(identity: Identity) -> dict[str, set[str]]:
+    """The gateways that the pod uses, by the interface that they are behind."""
     found: dict[str, set[str]] = {}
     for route in identity.routes:
         hops: list[dict[str, Any]] = [
@@ -272,7 +293,6 @@ def _gateways(identity: Identity, pairs: Mapping[str, Link]) -> dict[str, set[st
         ]
         hops += route.attributes.get("RTA_MULTIPATH", [])
         for hop in hops:
-            bridge, gateway = bridges.get(hop["oif"]), dict(hop["attrs"]).get("RTA_GATEWAY")
-            if bridge is not None and gateway is not None:
-                found.setdefault(bridge, set()).add(str(gateway))
+            if (gateway := dict(hop["attrs"]).get("RTA_GATEWAY")) is not None:
+                found.setdefault(str(hop["oif"]), set()).add(str(gateway))
     return found

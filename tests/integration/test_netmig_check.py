@@ -137,9 +137,16 @@ def test_a_peer_without_a_way(made: Nodes, identity: Identity) -> None:
 
 
 def test_a_node_that_is_to_route(made: Nodes, identity: Identity) -> None:
-    b = made.node("b")
+    b, client = made.node("b"), made.empty("client")
     no_bridge(b)
     eth0 = only(identity, "eth0")
+    add_veth(client, b, "eth0", "uplink", mac="02:00:00:00:00:01", bridge=None)
+    assert [one.sentence for one in check(eth0, None, b, routed=True)] == [
+        "this node has no route to the pod's gateway 10.88.0.1, so it cannot answer for it; "
+        "choose a node on the pod's network"
+    ]
+    with b.ipr() as ipr:
+        ipr.route("add", dst="10.88.0.0/16", oif=ipr.link_lookup(ifname="uplink")[0])
     assert check(eth0, None, b, routed=True) == []
     assert [one.code for one in check(eth0, None, b, routed=True, peers=["10.1.2.3"])] == ["route"]
     b.set_sysctl("net/ipv4/ip_forward", "0")
