@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from engines.api import Needs, SocketNeed
+from netmig.identity import Identity, Link, LinkAddress, encode
 from shim import network
-from shim.errors import AdmissionRefused, ShimError
+from shim.annotations import Network
+from shim.cli.restore import command as restore_command
+from shim.errors import AdmissionRefused, ShimError, UsageError
 from tests.support.admission import NEEDS
 from tests.support.containers import command, make_spec
 
@@ -118,6 +122,69 @@ def test_a_namespace_with_the_old_address_is_as_good_as_the_old_one(namespace: P
     other = replace(LISTEN_OLD, address="10.77.1.3")
     (finding,) = network.judge(needs(LISTEN_OLD, other), spec(netns=namespace), tcp="keep")
     assert "10.77.1.3" in finding.message
+
+
+def identity(address: str = OLD, *, mtu: int = 1500) -> Identity:
+    eth0 = Link(name="eth0", index=2, kind="veth", mac="02:00:00:00:00:01", mtu=mtu, queue_length=0, flags=1)
+    return Identity(links=(eth0,), addresses=(LinkAddress(interface="eth0", ip=address, prefix=24, scope=0),))
+
+
+def planned(mode: Network | None, image: Path, netns: Path, *, leave_running: bool = False) -> network.Plan:
+    asleep = replace(needs(TALKING), lock_table="CRIU-1")
+    return network.plan(mode, asleep, spec(netns=netns), image, leave_running=leave_running, what="web")
+
+
+@pytest.mark.engine
+def test_a_clone_asks_nothing_of_a_namespace(namespace: Path, tmp_path: Path) -> None:
+    (tmp_path / "network.json").write_bytes(encode(identity()))
+    for mode in (None, "new"):
+        plan = planned(mode, tmp_path, namespace)
+        assert (plan.mode, plan.tcp, plan.adopt, plan.addresses) == ("new", "close", None, ())
+        assert plan.guarded, "its peers wait no longer"
+        assert not planned(mode, tmp_path, namespace, leave_running=True).guarded
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("mode", "tcp"), [("keep", "keep"), ("keep-closed", "close")])
+def test_an_address_that_the_plugin_gave_is_left_alone(
+    namespace: Path, tmp_path: Path, mode: Network, tcp: str
+) -> None:
+    (tmp_path / "network.json").write_bytes(encode(identity()))
+    plan = planned(mode, tmp_path, namespace)
+    assert (plan.tcp, plan.adopt, plan.findings) == (tcp, None, ())
+    assert [one.ip for one in plan.addresses] == [OLD]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("mode", ["keep", "keep-closed"])
+def test_an_address_that_is_not_there_is_to_be_given(namespace: Path, tmp_path: Path, mode: Network) -> None:
+    old = identity("10.77.1.77")
+    (tmp_path / "network.json").write_bytes(encode(old))
+    plan = planned(mode, tmp_path, namespace)
+    assert plan.adopt == old
+    assert plan.coming == ("10.77.1.77",)
+    bound = replace(LISTEN_OLD, address="10.77.1.77")
+    assert network.judge(needs(bound), spec(netns=namespace), tcp=plan.tcp, coming=plan.coming) == ()
+
+
+@pytest.mark.engine
+def test_a_narrower_interface_is_refused_where_connections_go_on(namespace: Path, tmp_path: Path) -> None:
+    (tmp_path / "network.json").write_bytes(encode(identity(mtu=9000)))
+    (finding,) = planned("keep", tmp_path, namespace).findings
+    assert (finding.rule, finding.severity) == ("network.mtu", "refuse")
+    assert finding.message.startswith("interface eth0 carries 1500 bytes and carried 9000")
+    assert planned("keep-closed", tmp_path, namespace).findings == ()
+
+
+@pytest.mark.engine
+def test_an_image_that_names_no_address_says_so(namespace: Path, tmp_path: Path) -> None:
+    (finding,) = planned("keep-closed", tmp_path, namespace).findings
+    assert (finding.rule, finding.severity) == ("network.identity", "unknown")
+
+
+def test_contradicting_flags_are_refused() -> None:
+    done = CliRunner().invoke(restore_command, ["x", "--bundle", "/", "--keep-tcp", "--network", "new"])
+    assert isinstance(done.exception, UsageError)
 
 
 @pytest.mark.engine
