@@ -234,11 +234,17 @@ def _judge(
             f"could not restore image '{what}' with network: keep: engine {engine.name} cannot keep "
             "connections; use network: new"
         )
+    ask(engine, image, spec)
+    return findings, plan
+
+
+def ask(engine: CheckpointEngine, image: Image, spec: bundle.Spec) -> None:
+    """Let the engine of an image say what only it knows. Raises AdmissionRefused, ImageIncompatible."""
+    what = str(image.reference)
     if isinstance(engine, PodEngine) and (cause := engine.misfit(image.checkpoint_path, spec)):
         raise AdmissionRefused(f"could not restore image '{what}': {cause}; choose another image")
     if isinstance(engine, Judge):
         admission.refuse(engine.judge(image.checkpoint_path), what=what)
-    return findings, plan
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from engines import registry
 from engines.api import EngineError
 from shim import admission, bundle, log, restore, state
 from shim.annotations import Network, Wish
@@ -80,7 +81,10 @@ def command(
         raise UsageError("could not restore under an empty id; give --id a name, or leave it out")
     name = container_id or found.manifest.source.container_id
     spec = bundle.read_spec(bundle_path)
+    directory = node.directory(root, name)
+    settings = engine_settings(node.config, node.tools, root, directory)
     if dry_run:
+        restore.ask(registry.create(found.manifest.engine.name, settings), found, spec)
         what = str(found.reference)
         leave_running = found.manifest.leave_running
         plan = planned(network, found.needs, spec, found.path, leave_running=leave_running, what=what)
@@ -109,13 +113,12 @@ def command(
             f"could not restore image '{found.reference}': it has a terminal, which needs a caller with a "
             "console socket; restore it under containerd, CRI-O or Podman"
         )
-    directory = node.directory(root, name)
     target = restore.Target(
         container_id=name,
         root=root,
         directory=directory,
         bundle_path=bundle_path.resolve(),
-        settings=engine_settings(node.config, node.tools, root, directory),
+        settings=settings,
     )
     wish = Wish(
         restore_from=image,

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import leaks
 from tests.support.containerd import Containerd
-from tests.support.containers import Lab, command, lab, tool, until
+from tests.support.containers import Lab, command, lab, make_bundle, tool, until
 from tests.support.counter import COUNTER, put_to_sleep, wakes
 from tests.support.cri import Container, Cri, Pod
 from tests.support.torpor import Torpor
@@ -111,7 +111,9 @@ def test_everyday_life_of_a_pod(cri: Cri, daemon: Containerd) -> None:
     remove_dead(pod, daemon)
 
 
-def test_two_containers_sleep_and_wake_together(cri: Cri, daemon: Containerd, torpor: Torpor) -> None:
+def test_two_containers_sleep_and_wake_together(
+    cri: Cri, daemon: Containerd, torpor: Torpor, tmp_path: Path
+) -> None:
     old = cri.pod("old", handler=GVISOR)
     main, side = run(old, daemon), run(old, daemon, "side")
     main.until_number(3)
@@ -119,6 +121,10 @@ def test_two_containers_sleep_and_wake_together(cri: Cri, daemon: Containerd, to
     assert main.exit_code() == side.exit_code() == 137
     last = {"main": main.numbers()[-1], "side": side.numbers()[-1]}
     remove_dead(old, daemon)
+
+    plain = make_bundle(tmp_path / "plain", ["/bin/true"])
+    said = torpor("restore", "default/two", "--bundle", plain, "--dry-run", check=False).stderr
+    assert "a pod with main, side, which gVisor restores only as a pod" in said
 
     # Half a pod can be stopped; it ends as a whole, and has used up nothing.
     half = cri.pod("half", handler=GVISOR, annotations={"torpor.dev/restore-from": "two"})
