@@ -6,7 +6,6 @@ import ipaddress
 import json
 import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,56 +13,18 @@ import grpc
 import pytest
 
 from netmig.identity import decode, global_addresses
+from netmig.ns import Netns
 from tests.support.containerd import Containerd
-from tests.support.containers import PYTHON, SEARCH_PATH, WORKLOADS, command, tool, until
+from tests.support.containers import command, tool, until
 from tests.support.cri import Container, Cri, Pod
-from tests.support.network import Lines
+from tests.support.network import Echo, Lines
 from tests.support.torpor import Torpor
 
 pytestmark = pytest.mark.engine
 
 PORT = 7000
 LIVE = ("/usr/bin/python3", "-IS", "-u", "/workloads/live.py", "--port", str(PORT))
-WAIT_S = 60.0  # a peer sends again after up to twice the time that it has waited
-
-
-class Echo:
-    """A client of live.py (tests/workloads/echo_client.py), on the node or in a namespace on its bridge."""
-
-    def __init__(self, address: str, namespace: str | None = None) -> None:
-        prefix = ("ip", "netns", "exec", namespace) if namespace else ()
-        self._process = subprocess.Popen(
-            [*prefix, PYTHON, "-IS", WORKLOADS / "echo_client.py", address, str(PORT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PATH": SEARCH_PATH},
-        )
-        assert self._process.stdout
-        assert self._process.stdout.readline() == "ready\n", "the client could not connect"
-
-    def ask(self) -> tuple[int, str]:
-        """Records received, error or "-"; a record out of order is an error."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write("?\n")
-        self._process.stdin.flush()
-        received, _, error = self._process.stdout.readline().split()
-        return int(received), error
-
-    def goes_on(self) -> None:
-        before, _ = self.ask()
-
-        def more() -> bool:
-            received, error = self.ask()
-            assert error == "-", error
-            return received > before + 20
-
-        until(more, timeout_s=WAIT_S, what=f"the client goes on: {self.ask()}")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -146,7 +107,8 @@ def test_clients_go_on_with_a_pod_that_slept(
     source = old.run("main", LIVE, image=image)
     source.until_number(3)
     address = old.ip
-    clients = [Echo(address), Echo(address, request.getfixturevalue("neighbour"))]
+    with Netns.open(Path("/run/netns", request.getfixturevalue("neighbour"))) as neighbour:
+        clients = [Echo(address, PORT), Echo(address, PORT, neighbour)]
     quiet = socket.create_connection((address, PORT), timeout=WAIT_S)
     try:
         asleep(source, daemon, torpor, "--keep-tcp")
@@ -297,7 +259,7 @@ def test_a_restore_that_fails_gives_the_plugins_address_back(
     new = woken(cri, "keep")
     side = new.run("side", LIVE, image=image)  # it has the port
     side.until_number(3)
-    client = Echo(new.ip)
+    client = Echo(new.ip, PORT)
     try:
         with pytest.raises(grpc.RpcError, match="Address already in use"):
             new.run("main", LIVE, image=image)

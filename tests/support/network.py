@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
 
-from tests.support.containers import command, tool
+from netmig.ns import Netns
+from tests.support.containers import PYTHON, WORKLOADS, command, tool, until
 
 
 def free_subnet() -> str:
@@ -35,3 +38,42 @@ class Lines:
         """Close the connection."""
         self.reader.close()
         self.connection.close()
+
+
+class Echo:
+    """A client of live.py (tests/workloads/echo_client.py), in a network namespace or in ours."""
+
+    def __init__(self, address: str, port: int, netns: Netns | None = None) -> None:
+        with netns.inside() if netns else contextlib.nullcontext():
+            self._process = subprocess.Popen(
+                [PYTHON, "-IS", WORKLOADS / "echo_client.py", address, str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._process.stdout
+        assert self._process.stdout.readline() == "ready\n", "the client could not connect"
+
+    def ask(self) -> tuple[int, str]:
+        """Records received, error or "-"; a record out of order is an error."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write("?\n")
+        self._process.stdin.flush()
+        received, _, error = self._process.stdout.readline().split()
+        return int(received), error
+
+    def goes_on(self) -> None:
+        """Fail unless records arrive, in order; a peer sends again after up to twice what it has waited."""
+        before, _ = self.ask()
+
+        def more() -> bool:
+            received, error = self.ask()
+            assert error == "-", error
+            return received > before + 20
+
+        until(more, timeout_s=60, what=f"the client goes on: {self.ask()}")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
