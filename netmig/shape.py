@@ -143,6 +143,8 @@ class _Work:
             have = self.pairs.get(link.name)
             index = have.index if have is not None else self._make(ipr, node, link)
             self.indexes[link.name] = index
+            if index != link.index:
+                self.warnings.append(f"{link.name} has number {index} here and had {link.index}")
             self._attributes(ipr, link, replace(have, name=link.name) if have else None, index)
 
     def _rename(self, ipr: Any) -> None:

@@ -94,6 +94,20 @@ def test_a_plugins_interface_is_taken_over(made: Nodes, tmp_path: Path) -> None:
     assert same(before, capture(other, b))
 
 
+def test_another_number_of_an_interface_is_told(made: Nodes, tmp_path: Path) -> None:
+    """It cannot be changed, and programs may remember it."""
+    a, b = made.node("a"), made.node("b")
+    pod, other = made.empty("pod"), made.empty("other")
+    cni(a, "ADD", "pod", pod, bridge_network(tmp_path / "a", first=10))
+    with other.ipr() as ipr:
+        ipr.link("add", ifname="tunl0", kind="bridge")  # as a module for tunnels would
+    cni(b, "ADD", "other", other, bridge_network(tmp_path / "b", first=20))
+    identity = capture(pod, a)
+    applied = apply(identity, other, b, adopt=True)
+    assert applied.warnings == ("eth0 has number 3 here and had 2",)
+    assert diff(identity, capture(other, b)) == ["links.eth0.index: 2 became 3"]
+
+
 def test_a_plugin_still_finds_what_it_made(made: Nodes, tmp_path: Path) -> None:
     a, b = made.node("a"), made.node("b")
     network_a, network_b = (
