@@ -37,7 +37,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     """What the lab wrote; its output is shown where a test fails."""
     output = tmp_path_factory.mktemp("netlab") / "netlab.json"
     with start("--output", output) as lab:
-        text, _ = lab.communicate(timeout=300)
+        text, _ = lab.communicate(timeout=600)
     print(text)
     yield json.loads(output.read_text()) | {"text": text}
     assert not processes_with(f"netlab-{os.getpid()}")
@@ -63,7 +63,7 @@ def test_a_killed_lab_leaves_nothing(tmp_path: Path) -> None:
     """Not a process, and no namespace, mount or link, since those are the lab's own."""
     tag = room.environment()[room.VARIABLE]
     with start("--only", "suspend", "--output", tmp_path / "netlab.json") as lab:
-        until(lambda: processes_with(f"{tag}/"), what="the lab has a container")
+        until(lambda: processes_with(f"{tag}/"), timeout_s=60, what="the lab has a container")
         lab.send_signal(signal.SIGKILL)
         lab.wait()
         until(lambda: not processes_with(tag), what="its containers are gone")

@@ -61,7 +61,7 @@ class Client:
         """The state of every flow now."""
         return self._say("?")
 
-    def goes_on(self, *, timeout_s: float = 20.0) -> None:
+    def goes_on(self, *, timeout_s: float = 30.0) -> None:
         """Wait until every flow has made progress from now on. Fails if one is broken or does not."""
         begun = time.monotonic()
         deadline = begun + timeout_s
