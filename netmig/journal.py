@@ -100,7 +100,7 @@ class Journal:
     def load(cls, path: Path) -> Journal | None:
         """The journal that a dead or finished call left; further steps go on in it.
 
-        None if the call is at work still. Raises NetworkError.
+        None if the call is at work still, or has come to its end meanwhile. Raises NetworkError.
         """
         try:
             fd = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -108,17 +108,22 @@ class Journal:
             raise NetworkError(
                 f"could not read network journal '{path}': {error.strerror}; name one that exists"
             ) from error
+        journal = cls()
+        journal.path, journal._fd = path, fd
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            journal = cls()
-            journal.path, journal._steps = path, _read_steps(path)
+            if os.fstat(fd).st_nlink == 0:
+                raise BlockingIOError
+            journal._steps, n_bytes = _read_steps(path)
+            os.ftruncate(fd, n_bytes)
+            if not n_bytes:
+                journal._write({"schema": SCHEMA, "boot": _boot()})
         except BlockingIOError:
-            os.close(fd)
+            journal.close()
             return None
         except BaseException:
-            os.close(fd)
+            journal.close()
             raise
-        journal._fd = fd
         return journal
 
     @property
@@ -175,21 +180,21 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _read_steps(path: Path) -> list[Step]:
-    """The steps, without a last line that was cut off: its step was never taken."""
-    *lines, _ = path.read_bytes().split(b"\n")
-    if not lines:
-        return []
+def _read_steps(path: Path) -> tuple[list[Step], int]:
+    """The steps, and their length in bytes, without a last line that was cut off: that step was never taken."""
+    data = path.read_bytes()
+    *lines, rest = data.split(b"\n")
     try:
-        first = json.loads(lines[0])
+        first = json.loads(lines[0]) if lines else {"schema": SCHEMA, "boot": ""}
         if first["schema"] != SCHEMA:
             raise NetworkError(
                 f"could not read network journal '{path}': its schema is {first['schema']!r} and {SCHEMA} is "
                 "known here; use the torpor that wrote it"
             )
         if first["boot"] != _boot():
-            return []
-        return [msgspec.convert(json.loads(line), Step, strict=True) for line in lines[1:]]
+            return [], 0
+        steps = [msgspec.convert(json.loads(line), Step, strict=True) for line in lines[1:]]
+        return steps, len(data) - len(rest)
     except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise NetworkError(
             f"could not read network journal '{path}': {error}; look at the file, and remove it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -57,7 +58,13 @@ def test_a_line_that_was_cut_off_is_a_step_not_taken(tmp_path: Path) -> None:
     for length in (*range(0, len(whole), 5), *ends, *(end + 1 for end in ends)):
         path.write_bytes(whole[:length])
         n_lines = sum(end < length for end in ends)
-        assert loaded(path) == STEPS[: max(n_lines - 1, 0)]
+        left = STEPS[: max(n_lines - 1, 0)]
+        assert loaded(path) == left
+        again = Journal.load(path)
+        assert again is not None
+        again.record(STEPS[-1])
+        again.close()
+        assert loaded(path) == (*left, STEPS[-1])
 
 
 def test_each_step_is_synced_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +93,33 @@ def test_a_journal_of_a_call_at_work_is_left_alone(tmp_path: Path) -> None:
     assert loaded(path) == STEPS[:1]
 
 
+def test_a_call_that_ends_while_its_journal_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did is to stay."""
+    path = tmp_path / "journal"
+    written(path)
+    real = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        path.unlink()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert Journal.load(path) is None
+
+
 def test_nothing_of_a_network_outlives_a_boot(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     path.write_bytes(path.read_bytes().replace(boot, b"another"))
-    assert loaded(path) == ()
+    again = Journal.load(path)
+    assert again is not None
+    assert again.steps == ()
+    again.record(STEPS[0])
+    again.close()
+    assert loaded(path) == STEPS[:1]
 
 
 @pytest.mark.parametrize(
