@@ -181,7 +181,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _read_steps(path: Path) -> tuple[list[Step], int]:
-    """The steps, and their length in bytes, without a last line that was cut off: that step was never taken."""
+    """The steps, and their length in bytes; a last line that was cut off was never taken."""
     data = path.read_bytes()
     *lines, rest = data.split(b"\n")
     try:
