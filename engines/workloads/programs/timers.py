@@ -54,7 +54,8 @@ def setup():
         check(select.select([slow], [], [], 5)[0], "the slow timer went off only once")
         check(select.select([once], [], [], 5)[0], "the single timer is lost")
         check(not select.select([never], [], [], 0)[0], "a timer went off much too early")
-        eventually(lambda: seen["alarm"] == 1, "SIGALRM of a single alarm")
+        eventually(lambda: seen["alarm"] > 0, "SIGALRM of a single alarm")
+        check(seen["alarm"] == 1, f"a single alarm went off {seen['alarm']} times")
         count = seen["virtual"]
         deadline = time.monotonic() + 5
         while seen["virtual"] <= count + 2:
