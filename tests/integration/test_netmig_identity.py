@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from netmig import rtnl
+from netmig import rtnl, sysctls
 from netmig.apply import apply, check, plug, plug_routed, unplug
 from netmig.capture import capture
 from netmig.identity import NUD_STALE, Neighbour, decode, diff, encode, global_addresses, rebind
@@ -219,6 +219,16 @@ def test_what_was_learned_is_carried_within_a_segment_only(made: Nodes, neighbou
         rtnl.change(ipr, "neighbour", neighbour_to(learned, index), "replace")
     apply(capture(pod, a), other, b, adopt=False, neighbours=neighbours)
     assert (learned in capture(other, b).neighbours) == neighbours
+
+
+def test_settings_that_came_later_are_no_difference(made: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module brings settings to all namespaces; they are not the pod's for that."""
+    pod, now, cleared = made.empty("pod"), sysctls.baseline(), list[bool]()
+    outdated = {name: value for name, value in now.items() if "tcp_" not in name}
+    monkeypatch.setattr(sysctls, "baseline", lambda: now if cleared else outdated)
+    monkeypatch.setattr(sysctls.baseline, "cache_clear", lambda: cleared.append(True), raising=False)
+    assert sysctls.different(pod) == {}
+    assert cleared
 
 
 WITNESSES = (
