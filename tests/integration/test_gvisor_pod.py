@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cri_api.v1 import api_pb2 as api
 
 from tests.support import leaks
 from tests.support.containerd import Containerd
@@ -128,7 +129,9 @@ def test_two_containers_sleep_and_wake_together(
 
     # Half a pod can be stopped; it ends as a whole, and has used up nothing.
     half = cri.pod("half", handler=GVISOR, annotations={"torpor.dev/restore-from": "two"})
-    lonely = run(half, daemon)
+    meek = api.LinuxContainerSecurityContext(capabilities=api.Capability(drop_capabilities=["ALL"]))
+    assert "[privileges.capabilities]" in refusal(half, daemon, "main", security=meek)
+    lonely = run(half, daemon, attempt=1)
     lonely.stop()
     assert lonely.exit_code() == 137
     remove_dead(half, daemon)
@@ -139,6 +142,10 @@ def test_two_containers_sleep_and_wake_together(
     main, side = run(new, daemon), run(new, daemon, "side")
     wakes(main, last["main"])
     wakes(side, last["side"])
+    with pytest.raises(grpc.RpcError, match="only the images of its own"):
+        cri.pod(
+            "other", namespace="x", handler=GVISOR, annotations={"torpor.dev/restore-from": "default/two"}
+        )
     with pytest.raises(grpc.RpcError, match="has used it"):
         cri.pod("third", handler=GVISOR, annotations={"torpor.dev/restore-from": "two"})
     assert run(new, daemon, "late", "/bin/sh", "-c", "exit 4").exit_code() == 4
