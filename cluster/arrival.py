@@ -50,6 +50,12 @@ class Arriving:
         self.reference = Reference(namespace="", name=f"migration-{record.migration}")
         self.identity = identities.decode(self.plan.identity)
         self.netns_path = Path(self.plan.netns)
+        self._plug: wiring.Plug | None = None
+
+    def close(self) -> None:
+        """Let go of what this process holds of it; again does no harm."""
+        if self._plug is not None:
+            self._plug.close()
 
     @property
     def standing(self) -> str:
@@ -198,6 +204,7 @@ class Arriving:
                 restore.at_create(node.config, node.store, image, target, spec, wish)
             finally:
                 streams.back()
+        self._plug = wiring.Plug(self.identity, self.netns_path)
         self.record.write(STANDING, "prepared")
         return {"restore": (time.monotonic() - begun) * 1000}
 
@@ -215,7 +222,8 @@ class Arriving:
         begun = time.monotonic()
         noted = (self.record.path / _TRANSLATIONS).read_bytes()
         wiring.translate(msgspec.json.decode(noted, type=Translations))
-        wiring.plug(self.identity, self.netns_path)
+        self._plug = self._plug or wiring.Plug(self.identity, self.netns_path)
+        self._plug.put_in()
         plugged = time.monotonic()
         directory = Path(plan.directory)
         start(
@@ -250,6 +258,7 @@ class Arriving:
         self.here.give_back(self.identity, self.plan.owner)
         self._remove_image()
         self.unmount()
+        self.here.node.store.recover()  # a process that was killed here may have left half an image
         self.record.remove()
 
     def _target(self, directory: Path) -> restore.Target:

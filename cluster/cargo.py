@@ -8,7 +8,7 @@ import queue
 import shutil
 import subprocess
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -46,23 +46,42 @@ def send_base(channel: Channel, view: RootfsView, scratch: Path) -> None:
     shutil.rmtree(out)
 
 
-def send_image(channel: Channel, image_path: Path, manifest: Manifest) -> int:
-    """Send every file of an image and last its manifest, sealed with what was hashed on the way; bytes.
+def send_memory(channel: Channel, image_path: Path) -> dict[str, FileDigest]:
+    """Send what the engine wrote into an image, while the rest is still being made; digests by name.
 
     Nothing is forced to this node's disk: the image is the target's. Raises Lost, ImageError, OSError.
     """
+    digests: dict[str, FileDigest] = {}
+    _send_all(channel, image_path, f"{layout.CHECKPOINT}/", digests)
+    return digests
+
+
+def send_rest(
+    channel: Channel, image_path: Path, manifest: Manifest, digests: Mapping[str, FileDigest]
+) -> int:
+    """Send what is missing of an image and last its manifest, sealed with the digests; bytes of it all.
+
+    digests: of what was sent. Raises Lost, ImageError, OSError.
+    """
+    found = dict(digests)
+    _send_all(channel, image_path, "", found)
+    path = image_path / layout.MANIFEST
+    write_file(path, replace(manifest, files=found).to_bytes())
+    send(channel, "image", layout.MANIFEST, path)
+    return sum(file.size_bytes for file in found.values())
+
+
+def _send_all(channel: Channel, image_path: Path, prefix: str, digests: dict[str, FileDigest]) -> None:
+    """Send the files whose names begin so and that were not sent, and note their digests."""
     checkpoint_path = image_path / layout.CHECKPOINT
     sizes = list_files(checkpoint_path=checkpoint_path, extras_path=image_path)
-    digests: dict[str, FileDigest] = {}
     for name, size_bytes in sizes.items():
+        if not name.startswith(prefix) or name in digests:
+            continue
         directory, below = locate(name, checkpoint_path=checkpoint_path, extras_path=image_path)
         with _Hash() as digest:
             send(channel, "image", name, directory / below, digest)
         digests[name] = FileDigest(sha256=digest.hex, size_bytes=size_bytes)
-    path = image_path / layout.MANIFEST
-    write_file(path, replace(manifest, files=digests).to_bytes())
-    send(channel, "image", layout.MANIFEST, path)
-    return sum(sizes.values())
 
 
 def send(

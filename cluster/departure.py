@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +24,12 @@ from compat import profile
 from engines.api import EngineError, Phase, PhaseInfo
 from netmig import identity as identities
 from netmig.conntrack import Translations
-from shim import bundle, pod
+from shim import bundle, pod, timing
 from shim.checkpoint import Source, Wanted, choose_engine, take
 from shim.cli.node import Found
 from shim.errors import ShimError
 from shim.images import layout
-from shim.images.manifest import Manifest
+from shim.images.manifest import FileDigest, Manifest
 
 _AGAIN_S = 0.3
 _FOLLOW_S = 10.0
@@ -98,7 +98,10 @@ class _Leaving:
             settings=here.settings("criu", found.root, directory),
         )
         self.channel: Channel | None = None
-        self.frozen_at = 0.0
+        self.frozen_at = self.dumped_at = 0.0
+        self._beside = ThreadPoolExecutor(2, thread_name_prefix="beside")
+        self._memory: Future[dict[str, FileDigest]] | None = None
+        self._translations: Future[tuple[Translations, tuple[str, ...]]] | None = None
 
     def run(self, *, trial: bool) -> Report:
         """All of it."""
@@ -225,30 +228,39 @@ class _Leaving:
             on_phase=self._on_phase,
             verdict_path=self.record.path / VERDICT,
         )
-        take(self.source, self.node.config, wanted, self._decide)
+        _, timings = take(self.source, self.node.config, wanted, self._decide)
+        timing.record(self.node.config.store_path, timings)
 
     def _on_phase(self, phase: Phase, info: PhaseInfo) -> None:
         del info
+        now = time.monotonic()
         if phase == "frozen":
-            self.frozen_at = time.monotonic()
+            self.frozen_at = now
+        elif phase == "dumped":
+            self.dumped_at = now
+            self.report.phases_ms["dump"] = (now - self.frozen_at) * 1000
+            self.tell("sending the memory")
+            identity = identities.decode(self.record.plan(Departure).identity)
+            # A node with many connections takes a while to list some.
+            self._translations = self._beside.submit(wiring.translations, identity)
+            self._memory = self._beside.submit(cargo.send_memory, self._channel(), self.record.path / "image")
 
     def _decide(self, manifest: Manifest) -> None:
         """The image is complete and the source frozen: send it, have it restored, and decide."""
-        self.report.phases_ms["dump"] = (time.monotonic() - self.frozen_at) * 1000
-        self.tell("sending the memory")
-        identity = identities.decode(self.record.plan(Departure).identity)
-        with self._timed("transfer"), ThreadPoolExecutor(1) as beside:
-            # A node with many connections takes a while to list some.
-            translations = beside.submit(wiring.translations, identity)
-            image_path = self.record.path / "image"
-            self.report.image_bytes = cargo.send_image(self._channel(), image_path, manifest)
+        if self._memory is None or self._translations is None:
+            raise ShimError(f"{self.words}: its engine did not tell when it was dumped; use criu")
+        image_path = self.record.path / "image"
+        self.report.image_bytes = cargo.send_rest(
+            self._channel(), image_path, manifest, self._memory.result()
+        )
+        self.report.phases_ms["transfer"] = (time.monotonic() - self.dumped_at) * 1000
         # From here on the target may be told to run by an operator who cannot ask us.
         self.record.write(VERDICT, "hold")
         with self._timed("restore"):
-            self._have_prepared(translations.result()[0])
+            self._have_prepared(self._translations.result()[0])
         with self._timed("switch"):
             self.record.write(VERDICT, "commit")
-            wiring.unplug(identity)
+            wiring.unplug(identities.decode(self.record.plan(Departure).identity))
             with contextlib.suppress(Lost):  # it is decided, and will be followed
                 self._channel().send(Commit(migration=self.record.migration))
 
@@ -342,6 +354,7 @@ class _Leaving:
         """Tell the target that nothing comes of it; whether it has heard."""
         heard = False
         if self.channel is not None:
+            self._beside.shutdown()  # nobody may be using the channel when its number is given to another one
             self.channel.close()
             self.channel = None
             with contextlib.suppress(ShimError):

@@ -129,6 +129,8 @@ class _Session:
         arriving = self._arriving
         if arriving is not None and arriving.standing in ("reserved", "preparing"):
             arriving.undo()
+        if arriving is not None:
+            arriving.close()
         self._held.close()
 
     # --- one migration ---------------------------------------------------------------------------------
@@ -240,4 +242,6 @@ class _Session:
     def _known(self, record: Record) -> Arriving:
         if not record.exists():
             raise Refused(f"migration {record.migration} is not known here")
+        if self._arriving is not None and self._arriving.record.migration == record.migration:
+            return self._arriving
         return Arriving(self.here, record)

@@ -128,7 +128,11 @@ def arrival(here: Here, record: Record) -> None:
 
     Raises ShimError, EngineError, NetworkError, OSError.
     """
-    arriving = Arriving(here, record)
+    with contextlib.closing(Arriving(here, record)) as arriving:
+        _bring_on(arriving, record)
+
+
+def _bring_on(arriving: Arriving, record: Record) -> None:
     standing, wish = arriving.standing, record.read(WISH)
     if standing == "committed" or (standing == "prepared" and wish == "target"):
         arriving.commit()

@@ -80,14 +80,26 @@ def translate(entries: conntrack.Translations) -> None:
         conntrack.restore(host, entries)
 
 
-def plug(identity: Identity, path: Path) -> None:
-    """Put the namespace at a path into its bridges, and tell everybody. Raises NetworkError."""
-    with Netns.open(path) as netns, Announcer(netns, global_addresses(identity)) as announcer:
+class Plug:
+    """A namespace that is about to be plugged in. Closing takes 10 ms and more: do it when it runs."""
+
+    def __init__(self, identity: Identity, path: Path) -> None:
+        """path: of the namespace. Raises NetworkError."""
+        self._identity = identity
+        with Netns.open(path) as netns:
+            self._announcer = Announcer(netns, global_addresses(identity))
+
+    def put_in(self) -> None:
+        """Put it into its bridges, and tell everybody. Raises NetworkError."""
         with node() as host, host.ipr() as ipr:
-            for link in identity.links:
+            for link in self._identity.links:
                 if link.host is not None and link.host.bridge is not None:
                     _each(ipr, link.host.name, link.host.bridge, link.host.port)
-        announcer.send()
+        self._announcer.send()
+
+    def close(self) -> None:
+        """Done, or called off; again does no harm."""
+        self._announcer.close()
 
 
 def unplug(identity: Identity) -> None:

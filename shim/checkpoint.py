@@ -343,6 +343,7 @@ class _Job:
         self._thread: threading.Thread | None = None
         self._manifest: Manifest | None = None
         self._reached = False
+        self._runtime_version = ""
         self._needs: Needs | None = None
         self._identity: identity.Capture | None = None
         # An engine that cannot enter a namespace by path keeps its network itself.
@@ -361,6 +362,7 @@ class _Job:
                 "from what it was given; use an overlay, or --full-copy",
                 after="running",
             )
+        self._runtime_version = _version(self.source.settings.runtime_path)  # not while nobody runs
         try:
             with self.watch.phase("engine"):
                 stats = self.engine.checkpoint(
@@ -461,7 +463,7 @@ class _Job:
             spec_data=self.spec_data,
             source=source_of(spec, container_id=self.source.container_id),
             engine=Program(name=self.engine.name, version=needs.image_version),
-            runtime=Program(name=runtime.name, version=_version(runtime)),
+            runtime=Program(name=runtime.name, version=self._runtime_version),
             torpor_version=VERSION,
             leave_running=self.wanted.leave_running,
             rootfs=self._rootfs or Rootfs(kind="none"),

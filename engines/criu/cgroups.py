@@ -54,14 +54,19 @@ def of_container(root_path: Path, container_id: str, pid: int) -> Groups:
 
     runc's note is better where it is there: init may have moved into a cgroup below.
     """
+    return noted(root_path, container_id) or of_process(pid)
+
+
+def noted(root_path: Path, container_id: str) -> Groups:
+    """The cgroups of a container as runc noted them, empty if it did not."""
     try:
         state = json.loads((root_path / container_id / "state.json").read_text())
         paths = state["cgroup_paths"]
-        if isinstance(paths, dict) and paths:
+        if isinstance(paths, dict):
             return {str(name): str(path) for name, path in paths.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return of_process(pid)
+    return {}
 
 
 def foreseen(cgroups_path: str, container_id: str) -> list[str]:

@@ -16,6 +16,7 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -143,6 +144,9 @@ class CriuEngine:
         phases = DumpStages(
             request, journal, container, freezer, quiet=operation == "pre-dump", outlook=outlook
         )
+        if operation == "checkpoint":
+            # Whoever is told `dumped` reads the image while nobody runs: load beforehand what that needs.
+            threading.Thread(target=self._load, name="load", daemon=True).start()
         with calls.Guarded(journal, request.timeout_s) as guarded, Script(journal.verdict_path) as script:
             if made:
                 request.image_path.mkdir(mode=0o700)
@@ -181,6 +185,12 @@ class CriuEngine:
             pages_written=stats.pages_written,
             warnings=warnings,
         )
+
+    def _load(self) -> None:
+        from engines.criu import inspect
+
+        with contextlib.suppress(EngineUnavailable):
+            inspect.load_all(self._settings.python_path)
 
     def _raise_dump(self, words: str, ended: calls.Ended, outcome: Outcome) -> None:
         if ended.refused:
@@ -278,8 +288,11 @@ class CriuEngine:
     def release(self, request: ReleaseRequest, /) -> None:
         """Let a held container run. Raises InvalidRequest if it is not held."""
         words = f"could not release container '{request.container_id}'"
-        container = self._container(request.container_id, words)
-        groups = cgroups.of_container(self._settings.root_path, container.id, container.pid)
+        # Without asking runc, if that can be: now nobody runs.
+        groups = cgroups.noted(self._settings.root_path, request.container_id)
+        if not groups:
+            container = self._container(request.container_id, words)
+            groups = cgroups.of_container(self._settings.root_path, container.id, container.pid)
         freezer = cgroups.freezer(groups)
         if freezer is None or not freezer.is_frozen():
             raise InvalidRequest(f"{words}: it is not held; start it only once", after="running")

@@ -148,6 +148,13 @@ def schema(python_path: Path | None) -> Schema:
     return Schema(directory)
 
 
+def load_all(python_path: Path | None) -> None:
+    """Load every message type, so that nobody waits for that later. Raises EngineUnavailable."""
+    types = schema(python_path)
+    for kind in _TYPES:
+        types.message(kind)
+
+
 def read_file(path: Path, kind: str, types: Schema) -> list[Message]:
     """All entries of one image file, the head of a pagemap left out. Raises ImageCorrupt."""
     with open(_open(path), "rb") as file:

@@ -13,6 +13,7 @@ from typing import Literal
 from engines.api import IdMapping, ImageCorrupt, MountNeed, Needs, TaskNeeds
 from engines.criu import descriptors
 from engines.criu.images import ImageReader, Message
+from engines.criu.images import load_all as load_all
 from engines.criu.wire import table_of_run
 
 ENGINE = "criu"
