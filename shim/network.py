@@ -170,12 +170,12 @@ def namespace(spec: bundle.Spec) -> Path | Literal["own", "host"]:
 
 
 def bound_sockets(needs: Needs, *, tcp: Tcp) -> dict[str, list[SocketNeed]]:
-    """Address to the sockets that a restore binds to it."""
+    """Address to the sockets that a restore binds to it, of IPv4 also by way of an IPv6 socket."""
     found: dict[str, list[SocketNeed]] = {}
     for need in needs.sockets:
         connected = need.protocol == "tcp" and need.state not in _UNCONNECTED
         if not plain(need.address).is_unspecified and not (connected and tcp == "close"):
-            found.setdefault(need.address, []).append(need)
+            found.setdefault(str(plain(need.address)), []).append(need)
     return found
 
 
