@@ -20,11 +20,16 @@ _MAPS_SINCE = (580,)  # the first driver that restores to other GPUs than those 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A device. uuid: has question marks until the driver has first used the device."""
+    """A device. uuid: has question marks until the driver has first used the device.
+
+    memory_bytes: all it has, 0 if nobody told. mig: it is split.
+    """
 
     uuid: str
     model: str
     minor: int
+    memory_bytes: int = 0
+    mig: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

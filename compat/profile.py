@@ -1,18 +1,27 @@
-"""What this node is, as far as a restore depends on it."""
+"""What a node is, as far as a restore depends on it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from compat.gpus import Gpu
+from compat.probes import Probe, System, cgroups, kernel, machine, namespaces, resources, security, tools
+
 CgroupMode = Literal["v1", "hybrid", "v2"]
-SCHEMA = 1
+SCHEMA = 2
+_MAX_BYTES = 1 << 20
+
+
+class ProfileError(Exception):
+    """A profile cannot be read. The message says why."""
 
 
 class DumpHost(Protocol):
@@ -32,7 +41,15 @@ class DumpHost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A node. arch: as in `uname -m`; kernel: its release; cpu_flags: as /proc/cpuinfo names them, sorted."""
+    """A node. What is None is not known; `unknown` says why, by the name of the probe.
+
+    arch: as in `uname -m`; kernel: its release; cpu_flags: as /proc/cpuinfo names them, sorted. cpu_name:
+    archspec's name of the microarchitecture; cpu_level: n of x86-64-vn, 0 without levels. tools: version by
+    name, of those that are there; tools_key: changes when one is replaced. lsm: "apparmor", "selinux", "".
+    capabilities: mask of what root may hold here. namespaces: kinds as /proc/self/ns names them.
+    kernel_paths: those of `probes.kernel.MASKABLE` that are there. netfilter: "nftables", "iptables", "".
+    hugepages: free ones by size in bytes. storage: mounted file systems by kind.
+    """
 
     arch: str
     kernel: str
@@ -41,21 +58,56 @@ class Profile:
     cgroup_mode: CgroupMode
     boot_id: str
     schema: int = SCHEMA
+    node: str = ""
+    cpu_vendor: str = ""
+    cpu_model: str = ""
+    cpu_name: str | None = None
+    cpu_level: int | None = None
+    xsave_bytes: int | None = None
+    tools: Mapping[str, str] = field(default_factory=dict[str, str])
+    tools_key: str | None = None
+    criu_works: bool | None = None
+    criu_features: tuple[str, ...] | None = None
+    lsm: str | None = None
+    capabilities: int | None = None
+    namespaces: tuple[str, ...] | None = None
+    kernel_paths: tuple[str, ...] | None = None
+    userfaultfd: bool | None = None
+    netfilter: str | None = None
+    gpu_driver: str | None = None
+    gpus: tuple[Gpu, ...] | None = None
+    memory_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    hugepages: Mapping[str, int] | None = None
+    store_free_bytes: int | None = None
+    rootfs_free_bytes: int | None = None
+    storage: Mapping[str, int] | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def load(cache_path: Path | None) -> Profile:
-    """The profile of this node, read once after each boot.
+_STABLE: Sequence[Probe] = (
+    *(machine.read, machine.processor, cgroups.read, security.read, security.capabilities),
+    *(namespaces.read, kernel.paths, tools.versions),
+)
+_NOW: Sequence[Probe] = (resources.memory, resources.hugepages, resources.disk)
 
-    cache_path: where it is kept (in a directory that only root may write), None to read it anew. A cache that
+
+def load(cache_path: Path | None, system: System | None = None) -> Profile:
+    """What a restore on this node is judged by: probed once after each boot, and when a tool is replaced.
+
+    cache_path: where it is kept (in a directory that only root may write), None to probe anew. A cache that
     cannot be read or written is only slower: reading /proc/cpuinfo asks every processor for its frequency.
+    system: with the tools that are to be asked for their versions, None for none.
     """
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    where = system or System()
+    boot_id = _boot_id()
+    key = tools.identity(where.tools)
     if cache_path is not None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             kept = msgspec.json.decode(cache_path.read_bytes(), type=Profile)
-            if kept.boot_id == boot_id and kept.schema == SCHEMA:
+            if kept.boot_id == boot_id and kept.schema == SCHEMA and (kept.tools_key == key or not key):
                 return kept
-    found = _probe(boot_id)
+    found = _ask(_STABLE, where, boot_id=boot_id, tools_key=key)
     if cache_path is not None:
         with contextlib.suppress(OSError):
             temporary = cache_path.with_name(f".{cache_path.name}.{os.getpid()}")
@@ -64,28 +116,70 @@ def load(cache_path: Path | None) -> Profile:
     return found
 
 
-def _probe(boot_id: str) -> Profile:
-    return Profile(
-        arch=platform.machine(),
-        kernel=platform.release(),
-        cpu_flags=_cpu_flags(),
-        page_size_bytes=os.sysconf("SC_PAGE_SIZE"),
-        cgroup_mode=_cgroup_mode(),
-        boot_id=boot_id,
+def now(profile: Profile, system: System) -> Profile:
+    """The profile with what changes from minute to minute: memory, huge pages, disk."""
+    values, unknown = _answers(_NOW, system)
+    return replace(profile, **values, unknown={**profile.unknown, **unknown})
+
+
+def full(system: System) -> Profile:
+    """Everything there is to know of this node. Takes a second or two: CRIU tries each of its features."""
+    # Only for people and schedulers, and slow to load.
+    from compat.probes import gpus, netfilter, processor
+
+    slow = (
+        *(processor.read, processor.xsave, tools.criu_features, kernel.userfaultfd, netfilter.read),
+        *(gpus.read, resources.storage),
+    )
+    return _ask(
+        (*_STABLE, *slow, *_NOW),
+        system,
+        boot_id=_boot_id(),
+        tools_key=tools.identity(system.tools),
+        node=platform.node(),
     )
 
 
-def _cpu_flags() -> tuple[str, ...]:
-    with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            key, _, value = line.partition(":")
-            if key.strip() in {"flags", "Features"}:
-                return tuple(sorted(set(value.split())))
-    return ()
+def read(data: bytes, *, what: str) -> Profile:
+    """A profile that a node wrote. what: the document in words. Raises ProfileError."""
+    if len(data) > _MAX_BYTES:
+        raise ProfileError(f"could not read {what}: it is larger than any profile; write it again there")
+    try:
+        found = msgspec.json.decode(data, type=Profile)
+    except msgspec.DecodeError as error:
+        raise ProfileError(
+            f"could not read {what}: {error}; make it with `torpor compat profile -o FILE`"
+        ) from error
+    if found.schema != SCHEMA:
+        raise ProfileError(
+            f"could not read {what}: its schema is {found.schema} and this torpor knows {SCHEMA}; write it "
+            "again with the same torpor"
+        )
+    return found
 
 
-def _cgroup_mode() -> CgroupMode:
-    top = Path("/sys/fs/cgroup")
-    if (top / "cgroup.controllers").exists():
-        return "v2"
-    return "hybrid" if (top / "unified/cgroup.controllers").exists() else "v1"
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
+def _answers(probes: Sequence[Probe], system: System) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    for probe in probes:
+        answer = probe(system)
+        values.update(answer.values)
+        unknown.update(answer.unknown)
+    return values, unknown
+
+
+def _ask(probes: Sequence[Probe], system: System, **known: Any) -> Profile:
+    values, unknown = _answers(probes, system)
+    # These have no None: an empty one compares with nothing.
+    basics = {
+        "arch": platform.machine(),
+        "kernel": platform.release(),
+        "cpu_flags": (),
+        "page_size_bytes": os.sysconf("SC_PAGE_SIZE"),
+        "cgroup_mode": "v2",
+    }
+    return msgspec.convert({**basics, **values, **known, "unknown": unknown}, Profile)

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("cluster.cli.agent", "Take containers that other nodes send."),
     "audit": ("shim.cli.audit", "Show what was checkpointed, restored and refused."),
     "checkpoint": ("shim.cli.checkpoint", "Put a running container to sleep."),
+    "compat": ("shim.cli.compat", "Say whether an image restores on a node, and why not."),
     "conformance": ("shim.cli.conformance", "Say what survives a checkpoint with an engine."),
     "demo": ("shim.cli.demo", "Show a container falling asleep and waking up."),
     "doctor": ("shim.cli.doctor", "Say whether this node can do all that, and what it lacks."),
