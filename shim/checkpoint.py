@@ -114,6 +114,10 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
     watch = Stopwatch()
     spec_data = (source.bundle_path / bundle.CONFIG).read_bytes()
     spec = bundle.read_spec(source.bundle_path)
+    netns_path = bundle.namespace_path(spec, "network")
+    captured: identity.Capture | None = None
+    if netns_path and config.handler == "RUNTIME" and not identity.is_ours(netns_path):
+        captured = identity.Capture(netns_path, source.settings.search_path)  # now: it takes its time
     with state.locked(source.directory, wait_s=5.0, create=True):
         try:
             shutil.rmtree(source.directory / WORK, ignore_errors=True)  # of an earlier call
@@ -125,7 +129,7 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
                     "leave it running; stop it instead",
                     after="running",
                 )
-            job = _Job(config, source, wanted, engine, spec, spec_data, finish, watch)
+            job = _Job(config, source, wanted, engine, spec, spec_data, finish, watch, captured)
             stats = job.run(config.checkpoint_timeout_s)
         except BaseException as error:
             log.keep(error, config.state_path, source.container_id)
@@ -327,6 +331,7 @@ class _Job:
         spec_data: bytes,
         finish: Finish,
         watch: Stopwatch,
+        captured: identity.Capture | None,
     ) -> None:
         self.config = config
         self.source = source
@@ -345,13 +350,8 @@ class _Job:
         self._reached = False
         self._runtime_version = ""
         self._needs: Needs | None = None
-        self._identity: identity.Capture | None = None
         # An engine that cannot enter a namespace by path keeps its network itself.
-        path = bundle.namespace_path(spec, "network")
-        theirs = path and "external-netns" in engine.capabilities and not identity.is_ours(path)
-        self._netns_path = path if theirs else None
-        if self._netns_path:
-            self._identity = identity.Capture(self._netns_path, source.settings.search_path)
+        self._identity = captured if "external-netns" in engine.capabilities else None
 
     def run(self, timeout_s: float) -> DumpStats:
         """Dump, and undo on failure what lies beside the engine's part."""
@@ -381,10 +381,10 @@ class _Job:
                 )
             if self.wanted.leave_running:
                 self._complete()
-            elif self._netns_path and self._needs and not self.wanted.keep_tcp:
+            elif self._identity and self._needs and not self.wanted.keep_tcp:
                 from shim.peers import say_farewell
 
-                say_farewell(self._netns_path, self._needs)
+                say_farewell(self._identity.netns_path, self._needs)
             if self._identity:
                 stats = replace_fields(stats, warnings=(*stats.warnings, *self._identity.warnings))
         except BaseException:

@@ -48,7 +48,7 @@ class Capture:
     """
 
     def __init__(self, netns_path: Path, search_path: str) -> None:
-        self._path = netns_path
+        self.netns_path = netns_path
         self._search_path = search_path
         self._document: bytes | None = None
         self._cause = ""
@@ -62,7 +62,7 @@ class Capture:
             from netmig.ns import Netns
 
             use_nft(self._search_path)
-            with Netns.open(self._path) as netns, Netns.open(HOST) as host:
+            with Netns.open(self.netns_path) as netns, Netns.open(HOST) as host:
                 found = capture(netns, host)
             if global_addresses(found):
                 self._document = encode(found)
