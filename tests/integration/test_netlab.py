@@ -50,7 +50,6 @@ def test_no_byte_is_lost_and_no_connection_broken(played: dict[str, Any], name: 
     for row in rows:
         assert row["good"], (row["problem"], row["errors"])
         assert row["bytes_lost"] == row["bytes_repeated"] == 0
-        assert row["udp"]["refused"] == 0, "somebody answered for the address while nobody ran with it"
 
 
 def test_its_last_line_has_the_figures(played: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ program ends. Times are of CLOCK_MONOTONIC, seconds. A stall that has not ended 
 
 from __future__ import annotations
 
+import errno
 import heapq
 import json
 import os
@@ -95,17 +96,22 @@ class Datagrams(Flow):
     def due(self) -> None:
         try:
             self.socket.send(struct.pack("!Q", self.sent))
-        except OSError:
-            self.refused += 1
+        except OSError as error:
+            self.note(error)
         self.sent += 1
+
+    def note(self, error: OSError) -> None:
+        """Somebody answered for the address: what nobody answers is only silence, or has no way."""
+        if error.errno == errno.ECONNREFUSED:
+            self.refused += 1
 
     def readable(self) -> None:
         try:
             (number,) = struct.unpack("!Q", self.socket.recv(2048))
         except BlockingIOError:
             return
-        except OSError:  # an ICMP error: somebody answered for the address
-            self.refused += 1
+        except OSError as error:
+            self.note(error)
             return
         if number in self.seen:
             self.repeated += 1

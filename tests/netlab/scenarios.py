@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.netlab import alone, migrations, redis, report
+from tests.netlab import alone, kubelet, migrations, redis, report
 from tests.netlab.moves import Mover
 from tests.netlab.nodes import Kind
 from tests.netlab.report import Figure, Row
@@ -152,6 +152,7 @@ def redis_suspended(plan: Plan) -> list[Row]:
 SCENARIOS: dict[str, Callable[[Plan], list[Row]]] = {
     "suspend": suspend,
     "redis-suspended": redis_suspended,
+    "kubelet": kubelet.sleeps,
     "moves": moves,
     "back-and-forth": back_and_forth,
     "migrate": migrations.in_a_row,

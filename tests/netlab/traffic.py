@@ -121,6 +121,8 @@ class Tally:
                 tally.udp_lost += flow["lost"]
                 tally.udp_refused += flow["refused"]
                 tally.udp_in_gaps += flow["sent_in_gaps"]
+                if flow["refused"]:
+                    tally.errors.append(f"{name_of(flow)}: somebody else answered {flow['refused']} times")
                 continue
             tally.n_tcp += 1
             tally.lost += flow["lost"]
