@@ -140,3 +140,10 @@ def test_a_stall_that_never_ended_is_a_gap() -> None:
     tally = Tally.of([flow])
     assert tally.longest_s == 7.0
     assert not tally.whole
+
+
+def test_who_else_answers_for_an_address_is_told() -> None:
+    counts = {"sent": 9, "lost": 9, "sent_in_gaps": 9, "refused": 3}
+    tally = Tally.of([{"mode": "udp", "family": 6, **counts}])
+    assert tally.errors == ["udp over IPv6: somebody else answered 3 times"]
+    assert not tally.whole
