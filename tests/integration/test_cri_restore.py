@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tarfile
 from pathlib import Path
@@ -47,6 +49,12 @@ def test_state_log_and_files_go_on_in_a_new_pod(cri: Cri, daemon: Containerd, to
         names = {name.removeprefix("./") for name in archive.getnames()}
     assert "checkpoint/torpor-manifest.json" in names
     assert "checkpoint/inventory.img" in names
+    assert "checkpoint/torpor-network.json" in names
+    imported = torpor.image_path("state", namespace="default")
+    manifest = json.loads((imported / "manifest.json").read_text())
+    content = (imported / "network.json").read_bytes()
+    assert manifest["files"]["network.json"]["sha256"] == hashlib.sha256(content).hexdigest()
+    assert old.ip.encode() in content
     source.until_number(last + 10)  # it was left running
 
     new = restored_pod(cri, "new", "state")
