@@ -18,6 +18,7 @@ from tests.support.containerd import Containerd
 from tests.support.containers import command, tool, until
 from tests.support.cri import Container, Cri, Pod
 from tests.support.network import Echo, Lines
+from tests.support.soak import SOAK
 from tests.support.torpor import Torpor
 
 pytestmark = pytest.mark.engine
@@ -146,6 +147,31 @@ def test_clients_go_on_with_a_pod_that_slept(
         assert new.id in (leases(daemon, tag) / address).read_text()
     new.remove()
     assert not (leases(daemon, tag) / address).exists(), "the plugin freed it with the pod's own"
+
+
+@pytest.mark.soak
+def test_a_client_goes_on_through_pod_after_pod(
+    cri: Cri, daemon: Containerd, torpor: Torpor, tag: str
+) -> None:
+    image = daemon.image("python")
+    pod = cri.pod("first")
+    container = pod.run("main", LIVE, image=image)
+    container.until_number(3)
+    address = pod.ip
+    client = Echo(address, PORT)
+    try:
+        for _ in range(20 if SOAK else 2):
+            asleep(container, daemon, torpor, "--keep-tcp", "--replace")
+            pod.remove()
+            pod = woken(cri, "keep")
+            container = pod.run("main", LIVE, image=image)
+            client.goes_on()
+            assert addresses(pod) == [address] != [pod.ip]
+            assert pod.id in (leases(daemon, tag) / address).read_text()
+            assert tables(pod) == tables(None) == held(torpor) == []
+            assert not list((torpor.store_path / "leases").glob("*"))
+    finally:
+        client.close()
 
 
 def test_closed_connections_are_known_to_be_closed_at_both_ends(
