@@ -83,6 +83,7 @@ def check(needs: Needs, spec: Mapping[str, Any], node: NodeGpus | None = None) -
     yield from _driver(needs, here)
     gpus = _given(spec, here)
     yield from _models(needs, gpus)
+    yield from _room(needs, gpus)
     yield from _places(needs, gpus, here)
 
 
@@ -123,6 +124,27 @@ def _models(needs: Needs, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
                 message=f"the image's container saw {wanted} of '{model}', the new one gets {have}",
                 remedy=f"give the new container {wanted} of '{model}'",
             )
+
+
+def _room(needs: Needs, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    for gpu in gpus:
+        if gpu.mig:
+            yield Finding(
+                rule="gpu.mig",
+                severity="refuse",
+                message=f"GPU {gpu.uuid} is split (MIG), and nothing is restored onto such a one",
+                remedy="switch MIG off on it",
+            )
+    largest = max(need.memory_bytes for need in needs.gpus)
+    sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
+    if sizes and largest > max(sizes):
+        yield Finding(
+            rule="gpu.memory",
+            severity="refuse",
+            message=f"the image holds {largest >> 20} MiB on one GPU, the largest here has "
+            f"{max(sizes) >> 20} MiB",
+            remedy="restore on a node with larger GPUs",
+        )
 
 
 def _places(needs: Needs, gpus: tuple[Gpu, ...], here: NodeGpus) -> Iterator[Finding]:

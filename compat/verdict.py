@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compat import profile, rules
 from compat.profile import DumpHost, Profile
-from engines.api import Finding, Needs
+from compat.rules import Case, Origin, Rule
+from compat.rules.files import files
+from engines.api import Finding, Needs, Severity
+
+Answer = Literal["yes", "no", "unknown"]
+_ORDER: Mapping[Severity, int] = {"refuse": 0, "unknown": 1, "warn": 2, "ok": 3}
 
 
 def judge(
@@ -19,26 +24,74 @@ def judge(
     rootfs_path: Path | None = None,
     node: Profile | None = None,
     cache_path: Path | None = None,
+    origin: Origin | None = None,
+    new_image_ref: str = "",
 ) -> tuple[Finding, ...]:
     """Run every rule that can be decided before anything is touched; empty if all is well.
 
     dump_host: the node that made the image, None if nobody recorded it. rootfs_path: the new container's,
     as it is before the image's changes, None if it is not there yet (mounts are then judged less surely).
-    node: the one to judge for, None for this one. cache_path: see `profile.load`.
+    node: this one's profile, None to read it. cache_path: see `profile.load`. origin: what else is known of
+    the image. new_image_ref: container image of the new container, "" if unknown.
     """
-    case = rules.Case(
-        needs=needs,
-        spec=spec,
-        node=node or profile.load(cache_path),
-        dump_host=dump_host,
-        rootfs_path=rootfs_path,
+    return run(
+        Case(
+            needs=needs,
+            spec=spec,
+            node=node or profile.load(cache_path),
+            dump_host=dump_host,
+            rootfs_path=rootfs_path,
+            origin=origin or Origin(),
+            new_image_ref=new_image_ref,
+        )
     )
-    found = [finding for rule in rules.ALL for finding in rule(case)]
-    if needs.gpus:
-        from compat import gpus  # few images need it
 
-        found += gpus.check(needs, spec)
-    return (*found, *rules.files(needs, spec, rootfs_path, complete=False))
+
+def judge_for(
+    needs: Needs,
+    node: Profile,
+    *,
+    dump_host: DumpHost | None,
+    origin: Origin | None = None,
+    local: bool = False,
+) -> tuple[Finding, ...]:
+    """Would the image restore on that node, into a container like the dumped one? Looks at nothing here.
+
+    local: the node is this one.
+    """
+    case = Case(
+        needs=needs, spec=None, node=node, dump_host=dump_host, origin=origin or Origin(), local=local
+    )
+    return run(case)
+
+
+def run(case: Case) -> tuple[Finding, ...]:
+    """Findings of all rules that have something to look at, the worst first."""
+    wanted = {"node"}
+    if case.spec is not None:
+        wanted |= {"spec", "here"} if case.local else {"spec"}
+    found = [finding for rule in rules.REGISTRY if rule.about in wanted for finding in rule.check(case)]
+    return ordered(found)
+
+
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The worst first."""
+    return tuple(sorted(findings, key=lambda finding: _ORDER[finding.severity]))
+
+
+def answer(findings: Iterable[Finding]) -> Answer:
+    """What findings come to: no if any refuses, unknown if any is that, else yes."""
+    severities = {finding.severity for finding in findings}
+    return "no" if "refuse" in severities else "unknown" if "unknown" in severities else "yes"
+
+
+def explain(name: str) -> tuple[Rule, ...]:
+    """The rules of a name, or of which the name is the beginning; empty if there is none."""
+    return tuple(
+        rule
+        for rule in rules.REGISTRY
+        if any(known == name or known.startswith(f"{name}.") for known in rule.names)
+    )
 
 
 def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tuple[Finding, ...]:
@@ -46,4 +99,4 @@ def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tup
 
     rootfs_path: the new container's. Cheap: one stat for each file, three small reads for each library.
     """
-    return tuple(rules.files(needs, spec, rootfs_path, complete=True))
+    return tuple(files(needs, spec, rootfs_path, complete=True))

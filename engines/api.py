@@ -331,6 +331,14 @@ class Needs:
     droppable_mappings: bool = False  # MAP_DROPPABLE: needs kernel 6.11
     xsave: bool | None = None  # tasks carry an XSAVE area; None if the engine does not tell
     gpus: tuple[GpuNeed, ...] = ()
+    arch: str = ""  # as in `uname -m`, "" if the engine does not tell
+    page_size_bytes: int = 0  # 0 likewise
+    cpu_flags: tuple[str, ...] | None = None  # of the dump's processor, where the engine wrote them down
+    xstate: tuple[str, ...] = ()  # register sets in use beyond SSE: "avx", "avx512", "pkru", "amx", "mpx"
+    guard_pages: bool = False  # MADV_GUARD_INSTALL: needs kernel 6.13
+    shadow_stack: bool = False
+    hugepages: Mapping[str, int] = field(default_factory=dict[str, int])  # pages mapped, by size in bytes
+    lsm: str = ""  # the security module of the dump: "apparmor", "selinux"
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.api import IdMapping, ImageCorrupt, MountNeed, Needs, TaskNeeds
-from engines.criu import descriptors
+from engines.criu import descriptors, processor
 from engines.criu.images import ImageReader, Message
 from engines.criu.images import load_all as load_all
 from engines.criu.wire import table_of_run
@@ -54,10 +54,10 @@ _RESET_ON_FORK = 0x40000000
 _TASK_DEAD, _TASK_ZOMBIE = 2, 6
 _MS_RDONLY = 1
 _MOUNT_FLAGS = (("nosuid", 2), ("nodev", 4), ("noexec", 8))
-_MAP_DROPPABLE = 8
 _PAGE_PRESENT = 1 << 2
 _PAGE_PARENT = 1 << 0
 _AT_PAGESZ = 6
+_LSMS: Mapping[int, str] = {1: "selinux", 2: "apparmor"}
 
 
 def inspect(image_path: Path, python_path: Path | None) -> Needs:
@@ -78,7 +78,9 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
     init: Mapping[str, int] = {}
     tasks: list[TaskNeeds] = []
     xsave: bool | None = None
-    memory_bytes, droppable = 0, False
+    memory_bytes, page_bytes, arch = 0, 0, ""
+    mappings = processor.Mappings()
+    state: set[str] = set()
     for process in processes:
         core = reader.one(f"core-{process.pid}.img", "CORE")
         if int(core.tc.task_state) in (_TASK_DEAD, _TASK_ZOMBIE):
@@ -90,6 +92,7 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
         rlimits = _rlimits(core)
         for tid in list(process.threads) or [process.pid]:
             thread = core if tid == process.pid else reader.one(f"core-{tid}.img", "CORE")
+            state.update(processor.state([thread]))
             tasks.append(
                 _task(
                     reader,
@@ -101,9 +104,9 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
                     namespaces=namespaces,
                 )
             )
-        mapped = _memory(reader, process.pid)
-        memory_bytes += mapped.bytes
-        droppable = droppable or mapped.droppable
+        arch = arch or processor.machine(core)
+        size, page_bytes = _memory(reader, process.pid, mappings)
+        memory_bytes += size
     if not tasks:
         raise _corrupt(reader, "it holds no live task")
     return _needs(
@@ -114,7 +117,10 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
         host=host,
         xsave=xsave,
         memory_bytes=memory_bytes,
-        droppable=droppable,
+        page_bytes=page_bytes,
+        mappings=mappings,
+        state=tuple(sorted(state)),
+        arch=arch,
     )
 
 
@@ -127,7 +133,10 @@ def _needs(
     host: Mapping[str, int],
     xsave: bool | None,
     memory_bytes: int,
-    droppable: bool,
+    page_bytes: int,
+    mappings: processor.Mappings,
+    state: tuple[str, ...],
+    arch: str,
 ) -> Needs:
     entries = {
         number: reader.read(name, "MNTS")
@@ -155,8 +164,16 @@ def _needs(
         privileged=opened.privileged,
         shared_with_host=(*opened.shared, *_host_descriptors(opened, host)),
         lock_table=table_of_run(run_id) if run_id else "",
-        droppable_mappings=droppable,
+        droppable_mappings=mappings.droppable,
         xsave=xsave,
+        arch=arch,
+        page_size_bytes=page_bytes,
+        cpu_flags=processor.written_flags(reader),
+        xstate=state,
+        guard_pages=mappings.guards,
+        shadow_stack=mappings.shadow_stack,
+        hugepages=mappings.huge,
+        lsm=_LSMS.get(int(inventory.lsmtype), ""),
     )
 
 
@@ -254,24 +271,17 @@ def _xsave(core: Message) -> bool | None:
 # --- memory --------------------------------------------------------------------------------------------
 
 
-class _Mapped:
-    """What one process has in memory. bytes: pages in the image or in its parents."""
-
-    def __init__(self, size: int, droppable: bool) -> None:
-        self.bytes = size
-        self.droppable = droppable
-
-
-def _memory(reader: ImageReader, pid: int) -> _Mapped:
+def _memory(reader: ImageReader, pid: int, mappings: processor.Mappings) -> tuple[int, int]:
+    """Bytes that one process has in the image or in its parents, and the size of a page."""
     mm = reader.one(f"mm-{pid}.img", "MM")
-    droppable = any(int(vma.flags) & 0xF == _MAP_DROPPABLE for vma in mm.vmas)
+    mappings.add(mm)
     pages = 0
     for entry in reader.read(f"pagemap-{pid}.img", "PAGEMAP"):
         kept = bool(entry.flags & (_PAGE_PRESENT | _PAGE_PARENT)) if entry.HasField("flags") else True
         pages += (int(entry.nr_pages) or int(entry.compat_nr_pages)) if kept else 0
     words = [int(word) for word in mm.mm_saved_auxv]
-    auxiliary = dict(zip(words[::2], words[1::2], strict=False))
-    return _Mapped(pages * auxiliary.get(_AT_PAGESZ, 4096), droppable)
+    page_bytes = dict(zip(words[::2], words[1::2], strict=False)).get(_AT_PAGESZ, 4096)
+    return pages * page_bytes, page_bytes
 
 
 # --- namespaces and mounts -----------------------------------------------------------------------------

@@ -1,0 +1,231 @@
+"""Differences between the dumped container's specification and the new one.
+
+A restored process is what it was at the dump. Some of the new spec is about the container around it and is
+applied; some is about a program that is not started again and is ignored; some would be a lie.
+Values of environment variables are never told: they hold secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from compat.rules.case import Case, clean, finding, part, rule
+from engines.api import Finding
+
+_N_NAMED = 6
+_SAFE = "the new container's"
+
+
+def _sections(case: Case, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return part(case.origin.dump_spec or {}, name), part(case.new, name)
+
+
+def _differs(a: Any, b: Any) -> bool:
+    return bool(a or b) and json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _N_NAMED} more" if len(names) > _N_NAMED else ""
+    return ", ".join(names[:_N_NAMED]) + more
+
+
+@rule("spec.edit.ignored", about="spec", source="CRIU and runsc restore memory: nothing is executed again")
+def ignored(case: Case) -> Iterator[Finding]:
+    """Arguments, environment, working directory, image command and limits of the process (rlimits, OOM score,
+    priority) are those of the dump: a change is ignored. Start the container anew to have it.
+    """
+    if case.origin.dump_spec is None:
+        return
+    old, new = _sections(case, "process")
+    changed = [
+        words
+        for key, words in (
+            ("args", "the arguments"),
+            ("cwd", "the working directory"),
+            ("rlimits", "resource limits of the process"),
+            ("oomScoreAdj", "the OOM score"),
+            ("scheduler", "the priority"),
+            ("ioPriority", "the I/O priority"),
+        )
+        if _differs(old.get(key), new.get(key))
+    ]
+    names = _changed_names(old.get("env") or (), new.get("env") or ())
+    if names:
+        changed.append(f"the environment ({_some(names)})")
+    if changed:
+        yield finding(
+            "spec.edit.ignored",
+            "warn",
+            f"the new spec changes {'; '.join(changed)}: a restored process keeps what it had",
+            "start the container without torpor.dev/restore-from to have the change",
+        )
+
+
+def _changed_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    before, after = _by_name(old), _by_name(new)
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _by_name(environment: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (str(entry).partition("=") for entry in environment)}
+
+
+@rule("spec.edit.image", about="spec", source="the image's digest, as the caller names it")
+def image(case: Case) -> Iterator[Finding]:
+    """Another container image under the same processes: files that they have open must be the same there, and
+    its command is not run. Restore over the image of the dump.
+    """
+    old, new = case.origin.image_ref, case.new_image_ref
+    if old and new and _digest(old) != _digest(new):
+        yield finding(
+            "spec.edit.image",
+            "warn" if case.local else "unknown",
+            f"the dumped container had the image {old}, the new one has {new}: the old program goes on, over "
+            "the new image's files",
+            "restore over the container image of the dump",
+        )
+
+
+def _digest(reference: str) -> str:
+    return reference.rpartition("@")[2]
+
+
+@rule("spec.edit.identity", about="spec", source="credentials are restored with the task (CRIU, cr-restore)")
+def identity(case: Case) -> Iterator[Finding]:
+    """The user, its groups, no_new_privs and labels of security modules stay what they were at the dump; a
+    spec that names others is refused, since nothing would be as it says. Keep them, or start anew.
+    """
+    if case.origin.dump_spec is None:
+        return
+    old, new = _sections(case, "process")
+    before, after = part(old, "user"), part(new, "user")
+    changed = [
+        f"{words} (from {_word(before.get(key))} to {_word(after.get(key))})"
+        for key, words in (("uid", "the user"), ("gid", "the group"), ("additionalGids", "additional groups"))
+        if _differs(before.get(key), after.get(key))
+    ]
+    changed += [
+        f"{words} (from {_word(old.get(key))} to {_word(new.get(key))})"
+        for key, words in (
+            ("noNewPrivileges", "no_new_privs"),
+            ("apparmorProfile", "the AppArmor profile"),
+            ("selinuxLabel", "the SELinux label"),
+        )
+        if _differs(old.get(key), new.get(key))
+    ]
+    if changed:
+        yield finding(
+            "spec.edit.identity",
+            "refuse",
+            f"the new spec changes {'; '.join(changed)}, and a restored process keeps the old",
+            "give the new container the same, or start it anew",
+        )
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if value else "none"
+
+
+@rule("spec.edit.capabilities", about="spec", source="capget at the dump, capset at the restore")
+def capabilities(case: Case) -> Iterator[Finding]:
+    """A capability that the new spec no longer grants is held all the same: refused. One that it adds is not
+    there: ignored. Keep the capabilities, or start anew.
+    """
+    if case.origin.dump_spec is None:
+        return
+    before, after = _sections(case, "process")
+    old, new = _granted(before), _granted(after)
+    if dropped := sorted(old - new):
+        yield finding(
+            "spec.edit.capabilities",
+            "refuse",
+            f"the new spec drops {_some(dropped)}, which the processes hold",
+            "grant them, or start the container anew",
+        )
+    if added := sorted(new - old):
+        yield finding(
+            "spec.edit.capabilities",
+            "warn",
+            f"the new spec adds {_some(added)}, which a restored process does not get",
+            "start the container anew to have them",
+        )
+
+
+def _granted(process: Mapping[str, Any]) -> set[str]:
+    sets: Mapping[str, Sequence[str]] = process.get("capabilities") or {}
+    return {str(name) for names in sets.values() for name in names or ()}
+
+
+@rule("spec.edit.seccomp", about="spec", source="filters are programs that the image carries")
+def seccomp(case: Case) -> Iterator[Finding]:
+    """The processes keep the system call filter that they had. Another one is refused.
+    Start anew to have it.
+    """
+    if case.origin.dump_spec is None:
+        return
+    old, new = _sections(case, "linux")
+    if _differs(old.get("seccomp"), new.get("seccomp")):
+        yield finding(
+            "spec.edit.seccomp",
+            "refuse",
+            "the new spec has another seccomp profile, and a restored process keeps its old filter",
+            "give the new container the same profile, or start it anew",
+        )
+
+
+@rule("spec.edit.mounts", about="spec", source="mount flags are the image's, sources the new spec's")
+def mounts(case: Case) -> Iterator[Finding]:
+    """What is mounted may come from elsewhere; where, of which kind and whether read-only is as it was. (That
+    a mount is missing or added is mounts.missing, mounts.added.) Give the new container the same mounts.
+    """
+    if case.origin.dump_spec is None:
+        return
+    old, new = _by_destination(case.origin.dump_spec), _by_destination(case.new)
+    for path in sorted(old.keys() & new.keys()):
+        was, now = ("ro" in (entry.get("options") or ()) for entry in (old[path], new[path]))
+        if was != now:
+            yield finding(
+                "spec.edit.mounts",
+                "refuse" if now else "warn",
+                f"the mount on '{path}' was {'read-only' if was else 'writable'} and is so again, whatever "
+                "the new spec says",
+                f"make it {'read-only' if was else 'writable'}, or start the container anew",
+            )
+    readonly = [bool(root.get("readonly")) for root in _sections(case, "root")]
+    if readonly[0] != readonly[1]:
+        yield finding(
+            "spec.edit.mounts",
+            "refuse" if readonly[1] or case.has_kernel else "warn",
+            f"the root file system was {'read-only' if readonly[0] else 'writable'} and is so again, "
+            "whatever the new spec says",
+            f"set root.readonly to {str(readonly[0]).lower()}, or start the container anew",
+        )
+
+
+def _by_destination(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    entries: Sequence[Mapping[str, Any]] = spec.get("mounts") or ()
+    return {clean(entry.get("destination")): entry for entry in entries}
+
+
+@rule("spec.edit.applied", about="spec", source="cgroups, host name and annotations are made by the runtime")
+def applied(case: Case) -> Iterator[Finding]:
+    """Labels and annotations, cgroup limits, the cgroup's path, host name and probes are the new container's:
+    a change is applied. Nothing needs to be done.
+    """
+    if case.origin.dump_spec is None:
+        return
+    old, new = _sections(case, "linux")
+    changed = [
+        words
+        for before, after, words in (
+            (old.get("resources"), new.get("resources"), "cgroup limits"),
+            (old.get("cgroupsPath"), new.get("cgroupsPath"), "the cgroup's path"),
+            (case.origin.dump_spec.get("hostname"), case.new.get("hostname"), "the host name"),
+            (case.origin.dump_spec.get("annotations"), case.new.get("annotations"), "annotations"),
+        )
+        if _differs(before, after)
+    ]
+    if changed:
+        yield finding("spec.edit.applied", "ok", f"{_SAFE} {', '.join(changed)} hold", "")

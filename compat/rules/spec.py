@@ -1,0 +1,101 @@
+"""The new specification: what it gives against what the image had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from compat.rules.case import (
+    NODE_DEVICES,
+    Case,
+    Given,
+    clean,
+    finding,
+    given,
+    is_bind,
+    part,
+    rule,
+    specified_mounts,
+)
+from compat.rules.kernel import in_cgroup
+from engines.api import Finding, Severity
+
+
+@rule("spec.terminal", about="spec", source="runc: restore without a console socket fails, with one works")
+def terminal(case: Case) -> Iterator[Finding]:
+    """A terminal comes through the console socket or not at all. Give the new container one if the old one
+    had it (process.terminal; in a pod: tty).
+    """
+    wanted = bool(part(case.new, "process").get("terminal"))
+    if wanted != case.needs.terminal:
+        yield finding(
+            "spec.terminal",
+            "refuse",
+            f"the image's container had {'a' if case.needs.terminal else 'no'} terminal, the new one "
+            f"{'wants one' if wanted else 'has none'}",
+            f"set process.terminal (in a pod: tty) to {str(case.needs.terminal).lower()}",
+        )
+
+
+@rule("spec.network", about="spec", source="measured: exit status 0, and the wrong network namespace")
+def network_kind(case: Case) -> Iterator[Finding]:
+    """CRIU makes the kind of network namespace that the image had, whatever the new spec says. Restore into a
+    container of the same kind of network.
+    """
+    if case.has_kernel:
+        return
+    kinds: Mapping[str, Given] = {"own": "own", "external": "joined", "host": "host"}
+    had = kinds[case.needs.namespaces.get("network", "own")]
+    wants = given(case.new, "network")
+    if had != wants:
+        words = {"own": "an empty one of its own", "joined": "one that its caller made", "host": "the host's"}
+        yield finding(
+            "spec.network",
+            "refuse",
+            f"the image's network namespace was {words[had]}, the new container's is {words[wants]}",
+            "restore into a container of the same kind of network",
+        )
+
+
+@rule(
+    *("mounts.missing", "mounts.added", "mounts.kind"),
+    about="spec",
+    source="measured: No mapping for N mountpoint; one that only the new spec has is silently absent",
+)
+def mounts(case: Case) -> Iterator[Finding]:
+    """Mounts are matched by destination: each that the image was given must be given again, and one that only
+    the new spec has would silently be missing. Give the new container the mounts of the old one.
+    """
+    specified = specified_mounts(case.new, case.rootfs_path)
+    # Without the root file system a link may hide that two paths are one.
+    severity: Severity = "refuse" if case.rootfs_path else "unknown"
+    hidden = {clean(path) for path in part(case.new, "linux").get("maskedPaths") or ()}
+    image = {mount.destination: mount for mount in case.needs.mounts}
+    for path, mount in image.items():
+        ours = path == "/" or path in hidden or path in NODE_DEVICES or path.startswith(("/proc/", "/sys/"))
+        if mount.external and not ours and not is_bind(specified.get(path, {})):
+            yield finding(
+                "mounts.missing",
+                severity,
+                f"the image has a mount on '{path}', for which the new spec names no source",
+                f"mount something on '{path}' in the new container",
+            )
+    for path, entry in specified.items():
+        if not is_bind(entry) or in_cgroup(path):
+            continue
+        found = image.get(path)
+        if found is None:
+            yield finding(
+                "mounts.added",
+                severity,
+                f"the new spec mounts '{entry.get('source')}' on '{path}', where the image has nothing; the "
+                "restored container would not see it",
+                "leave the mount out, or take the checkpoint of a container that has it",
+            )
+        elif not found.external:
+            yield finding(
+                "mounts.kind",
+                "refuse",
+                f"the new spec mounts '{entry.get('source')}' on '{path}', where the image has a "
+                f"{found.fstype} with content of its own",
+                "leave the mount out, or take the checkpoint of a container that has it",
+            )

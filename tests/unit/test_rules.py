@@ -1,0 +1,548 @@
+"""Every rule of the verdict: a case where it says no (or warns), one where it says nothing, and one where
+nobody can know. Together they name every rule there is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from compat import rules, verdict
+from compat.gpus import Gpu
+from compat.profile import Profile
+from compat.rules import Case, Origin, tools
+from engines.api import (
+    DeviceNeed,
+    FileNeed,
+    Finding,
+    GpuNeed,
+    MountNeed,
+    Needs,
+    SocketNeed,
+    TaskNeeds,
+)
+
+ROOMY = Profile(
+    arch="x86_64",
+    kernel="6.12.41",
+    cpu_flags=("aes", "avx", "avx2", "erms", "popcnt", "xsave"),
+    page_size_bytes=4096,
+    cgroup_mode="v2",
+    boot_id="b",
+    node="n1",
+    xsave_bytes=832,
+    tools={"criu": "4.2.1", "runc": "1.3.6", "runsc": "20240729.0"},
+    criu_works=True,
+    lsm="",
+    capabilities=(1 << 41) - 1,
+    namespaces=("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"),
+    kernel_paths=("/proc/kcore", "/proc/sys"),
+    gpu_driver="",
+    gpus=(),
+    memory_bytes=8 << 30,
+    memory_available_bytes=4 << 30,
+    hugepages={"2097152": 4},
+    rootfs_free_bytes=1 << 30,
+)
+H100 = Gpu(uuid="GPU-1", model="H100", minor=0, memory_bytes=80 << 30)
+HAVE_GPUS = replace(ROOMY, gpu_driver="580.65.06", gpus=(H100,))
+TASK = TaskNeeds(
+    pid=1,
+    comm="app",
+    uids=(0, 0, 0, 0),
+    gids=(0, 0, 0, 0),
+    groups=(),
+    cap_inheritable=0,
+    cap_permitted=0,
+    cap_effective=0,
+    cap_bounding=0,
+    cap_ambient=0,
+    no_new_privs=False,
+    seccomp_mode="disabled",
+)
+PLAIN = Needs(
+    engine="criu",
+    image_version="2",
+    tasks=(TASK,),
+    namespaces={"network": "own", "pid": "own"},
+    xsave=True,
+    arch="x86_64",
+    page_size_bytes=4096,
+    memory_bytes=1 << 20,
+)
+SPEC: dict[str, Any] = {
+    "process": {"args": ["app"], "env": ["A=1"], "cwd": "/", "user": {"uid": 0}},
+    "root": {"path": "rootfs"},
+    "mounts": [],
+    "linux": {"namespaces": [{"type": kind} for kind in ("network", "pid", "mount")]},
+}
+GPU = GpuNeed(uuid="GPU-1", model="H100", memory_bytes=1 << 30, driver="580.65.06")
+
+
+def image(**more: Any) -> Needs:
+    return replace(PLAIN, **more)
+
+
+def task(**more: Any) -> Needs:
+    return image(tasks=(replace(TASK, **more),))
+
+
+def node(**more: Any) -> Profile:
+    return replace(ROOMY, **more)
+
+
+def new(**sections: Any) -> dict[str, Any]:
+    merged = dict(SPEC)
+    for name, value in sections.items():
+        merged[name] = {**SPEC.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return merged
+
+
+@dataclass(frozen=True)
+class At:
+    """A case. spec: None where only the node is asked about."""
+
+    needs: Needs = PLAIN
+    on: Profile = ROOMY
+    spec: Mapping[str, Any] | None = None
+    dumped_on: Profile | None = ROOMY
+    origin: Origin = field(default_factory=Origin)
+    local: bool = False
+    image_ref: str = ""
+
+    def found(self) -> tuple[Finding, ...]:
+        return verdict.run(
+            Case(
+                needs=self.needs,
+                spec=self.spec,
+                node=self.on,
+                dump_host=self.dumped_on,
+                rootfs_path=None,
+                local=self.local,
+                origin=self.origin,
+                new_image_ref=self.image_ref,
+            )
+        )
+
+
+def edited(**sections: Any) -> At:
+    """The spec of the dump is SPEC, the new one differs."""
+    return At(spec=new(**sections), origin=Origin(dump_spec=SPEC))
+
+
+def has(path: str, fstype: str = "proc", *, external: bool = False) -> Needs:
+    return image(mounts=(MountNeed(destination=path, fstype=fstype, source="", external=external),))
+
+
+def bind(path: str, *options: str) -> list[dict[str, Any]]:
+    return [{"destination": path, "type": "bind", "source": "/nowhere", "options": ["bind", *options]}]
+
+
+CERTAIN = None
+"""Nobody needs to know more than the image and the specification say."""
+
+# name: a case that it finds something in, how severe, one that it does not, one where nobody knows.
+CASES: dict[str, tuple[At, str, At, At | None]] = {
+    "cpu.architecture": (At(on=node(arch="aarch64")), "refuse", At(), CERTAIN),
+    "cpu.xsave": (At(on=node(cpu_flags=("avx2",))), "refuse", At(), CERTAIN),
+    "cpu.state": (
+        At(image(xstate=("avx512",)), dumped_on=None),
+        "refuse",
+        At(image(xstate=("avx",))),
+        CERTAIN,
+    ),
+    "cpu.features": (
+        At(on=node(cpu_flags=("aes", "avx", "popcnt", "xsave"))),
+        "refuse",
+        At(on=node(cpu_flags=tuple(flag for flag in ROOMY.cpu_flags if flag != "erms"))),
+        At(dumped_on=None),
+    ),
+    "cpu.xsave-size": (At(on=node(xsave_bytes=2432)), "warn", At(), CERTAIN),
+    "kernel.page-size": (At(on=node(page_size_bytes=65536)), "refuse", At(dumped_on=None), CERTAIN),
+    "kernel.droppable": (
+        At(image(droppable_mappings=True), node(kernel="6.1.0-35-amd64")),
+        "refuse",
+        At(image(droppable_mappings=True)),
+        At(image(droppable_mappings=True), node(kernel="custom")),
+    ),
+    "kernel.guard-pages": (
+        At(image(guard_pages=True)),
+        "refuse",
+        At(image(guard_pages=True), node(kernel="6.16.1")),
+        At(image(guard_pages=True), node(kernel="custom")),
+    ),
+    "kernel.shadow-stack": (
+        At(image(shadow_stack=True)),
+        "refuse",
+        At(image(shadow_stack=True), node(cpu_flags=(*ROOMY.cpu_flags, "user_shstk"))),
+        CERTAIN,
+    ),
+    "kernel.paths": (
+        At(has("/proc/sysrq-trigger"), node(kernel="6.1")),
+        "refuse",
+        At(has("/proc/kcore"), node(kernel="6.1")),
+        At(has("/proc/of-a-module"), node(kernel="6.1")),
+    ),
+    "kernel.namespaces": (
+        At(image(namespaces={"time": "own"}), node(namespaces=("net", "pid"))),
+        "refuse",
+        At(image(namespaces={"time": "own"})),
+        At(image(namespaces={"time": "own"}), node(namespaces=None)),
+    ),
+    "kernel.lsm": (
+        At(task(lsm_profile="cri-containerd.apparmor.d"), node(lsm="selinux")),
+        "refuse",
+        At(task(lsm_profile="system_u:system_r:container_t:s0"), node(lsm="selinux")),
+        At(task(lsm_profile="x"), node(lsm=None, unknown={"lsm": "no /sys"})),
+    ),
+    "kernel.capabilities": (
+        At(task(cap_permitted=1 << 24), node(capabilities=1)),
+        "refuse",
+        At(task(cap_permitted=1 << 24)),
+        At(task(cap_permitted=1), node(capabilities=None)),
+    ),
+    "cgroup.mode": (
+        At(has("/sys/fs/cgroup", "cgroup"), dumped_on=node(cgroup_mode="hybrid")),
+        "refuse",
+        At(has("/sys/fs/cgroup", "cgroup2")),
+        At(has("/sys/fs/cgroup", "tmpfs"), dumped_on=None),
+    ),
+    "criu.absent": (
+        At(on=node(tools={"runc": "1.3.6"})),
+        "refuse",
+        At(),
+        At(on=node(tools={"runc": "1.3"}, unknown={"tools.criu": "it hangs"})),
+    ),
+    "criu.kernel": (
+        At(on=node(kernel="6.18.0", tools={"criu": "3.17.1"})),
+        "refuse",
+        At(on=node(kernel="6.12.0", tools={"criu": "3.17.1"})),
+        CERTAIN,
+    ),
+    "criu.image": (
+        At(image(guard_pages=True), node(kernel="6.16", tools={"criu": "4.1.1"})),
+        "refuse",
+        At(origin=Origin(engine_version="4.2.0")),
+        At(on=node(tools={"criu": "4.1"}), origin=Origin(engine_version="4.2.1")),
+    ),
+    "gvisor.release": (
+        At(image(engine="gvisor", image_version="20250101.0")),
+        "refuse",
+        At(image(engine="gvisor", image_version="20240729.0")),
+        At(image(engine="gvisor", image_version="20240729.0"), node(tools={})),
+    ),
+    "gpu.driver": (
+        At(image(gpus=(GPU,)), ROOMY),
+        "refuse",
+        At(image(gpus=(GPU,)), HAVE_GPUS),
+        At(image(gpus=(GPU,)), node(gpus=None, unknown={"gpus": "NVML hangs"})),
+    ),
+    "gpu.count": (
+        At(image(gpus=(GPU, replace(GPU, uuid="GPU-2"))), HAVE_GPUS),
+        "refuse",
+        At(image(gpus=(GPU,)), HAVE_GPUS),
+        CERTAIN,
+    ),
+    "gpu.model": (
+        At(image(gpus=(replace(GPU, model="L4"),)), HAVE_GPUS),
+        "refuse",
+        At(image(gpus=(GPU,)), HAVE_GPUS),
+        CERTAIN,
+    ),
+    "gpu.place": (
+        At(
+            image(gpus=(replace(GPU, uuid="GPU-9", driver="570.1"),)),
+            replace(HAVE_GPUS, gpu_driver="570.1"),
+        ),
+        "refuse",
+        At(image(gpus=(GPU,)), HAVE_GPUS),
+        At(image(gpus=(GPU,)), replace(HAVE_GPUS, gpus=(replace(H100, uuid="GPU-????"),))),
+    ),
+    "gpu.memory": (
+        At(image(gpus=(replace(GPU, memory_bytes=90 << 30),)), HAVE_GPUS),
+        "refuse",
+        At(image(gpus=(GPU,)), HAVE_GPUS),
+        CERTAIN,
+    ),
+    "gpu.mig": (
+        At(image(gpus=(GPU,)), replace(HAVE_GPUS, gpus=(replace(H100, mig=True),))),
+        "refuse",
+        At(image(gpus=(GPU,)), HAVE_GPUS),
+        CERTAIN,
+    ),
+    "place.memory": (
+        At(image(memory_bytes=9 << 30)),
+        "refuse",
+        At(image(memory_bytes=3 << 30)),
+        At(image(memory_bytes=5 << 30)),
+    ),
+    "place.memory-limit": (
+        At(spec=new(linux={"resources": {"memory": {"limit": 1 << 19}}})),
+        "refuse",
+        At(spec=new(linux={"resources": {"memory": {"limit": -1}}})),
+        CERTAIN,
+    ),
+    "place.hugepages": (
+        At(image(hugepages={"2097152": 5})),
+        "refuse",
+        At(image(hugepages={"2097152": 4})),
+        At(image(hugepages={"2097152": 4}), node(hugepages=None)),
+    ),
+    "place.disk": (
+        At(origin=Origin(rootfs_bytes=2 << 30)),
+        "refuse",
+        At(origin=Origin(rootfs_bytes=1 << 20)),
+        At(on=node(rootfs_free_bytes=None), origin=Origin(rootfs_bytes=1)),
+    ),
+    "place.devices": (
+        At(image(devices=(DeviceNeed(path="/dev/net/tun", kind="c", major=10, minor=200, access="rw"),))),
+        "refuse",
+        At(image(devices=(DeviceNeed(path="/dev/fuse", kind="c", major=10, minor=229, access="rw"),))),
+        CERTAIN,
+    ),
+    "identity.once": (
+        At(origin=Origin(use="move", used_by="c2")),
+        "refuse",
+        At(origin=Origin(use="move")),
+        CERTAIN,
+    ),
+    "spec.terminal": (At(spec=new(process={"terminal": True})), "refuse", At(spec=SPEC), CERTAIN),
+    "spec.network": (At(spec=new(linux={"namespaces": []})), "refuse", At(spec=SPEC), CERTAIN),
+    "mounts.kind": (
+        At(has("/data", "tmpfs"), spec=new(mounts=bind("/data"))),
+        "refuse",
+        At(has("/data", external=True), spec=new(mounts=bind("/data"))),
+        CERTAIN,
+    ),
+    "spec.edit.ignored": (edited(process={"args": ["other"]}), "warn", edited(), CERTAIN),
+    "spec.edit.image": (
+        At(spec=SPEC, origin=Origin(image_ref="r/a@sha256:1"), image_ref="r/a@sha256:2", local=True),
+        "warn",
+        At(spec=SPEC, origin=Origin(image_ref="r/a@sha256:1"), image_ref="m/b@sha256:1", local=True),
+        At(spec=SPEC, origin=Origin(image_ref="r/a@sha256:1"), image_ref="r/a@sha256:2"),
+    ),
+    "spec.edit.identity": (edited(process={"user": {"uid": 7}}), "refuse", edited(), CERTAIN),
+    "spec.edit.capabilities": (
+        At(
+            spec=SPEC,
+            origin=Origin(dump_spec=new(process={"capabilities": {"bounding": ["CAP_CHOWN"]}})),
+        ),
+        "refuse",
+        edited(),
+        CERTAIN,
+    ),
+    "spec.edit.seccomp": (
+        edited(linux={"seccomp": {"defaultAction": "SCMP_ACT_ERRNO"}}),
+        "refuse",
+        edited(),
+        CERTAIN,
+    ),
+    "spec.edit.mounts": (
+        At(
+            has("/data", external=True),
+            spec=new(mounts=bind("/data", "ro")),
+            origin=Origin(dump_spec=new(mounts=bind("/data"))),
+        ),
+        "refuse",
+        At(
+            has("/data", external=True),
+            spec=new(mounts=bind("/data")),
+            origin=Origin(dump_spec=new(mounts=bind("/data"))),
+        ),
+        CERTAIN,
+    ),
+    "spec.edit.applied": (edited(hostname="other"), "ok", edited(), CERTAIN),
+}
+ELSEWHERE = {
+    *("files.missing", "files.size", "files.mode", "files.build-id", "mounts.missing", "mounts.added"),
+    *("place.ports", "place.pids"),
+}
+"""Rules that look at this machine, tested below and in test_compat.py."""
+
+
+def named(findings: tuple[Finding, ...], rule: str) -> list[str]:
+    return [finding.severity for finding in findings if finding.rule == rule]
+
+
+def test_every_rule_is_in_this_table_or_below():
+    known = {name for rule in rules.REGISTRY for name in rule.names}
+    assert known == set(CASES) | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule(name: str):
+    no, severity, yes, unknown = CASES[name]
+    assert named(no.found(), name) == [severity]
+    assert all(found.remedy or found.severity == "ok" for found in no.found())
+    assert named(yes.found(), name) == []
+    if unknown is not None:
+        assert named(unknown.found(), name) == ["unknown"]
+
+
+def test_nothing_is_found_where_nothing_is_wrong():
+    assert At().found() == ()
+    assert At(spec=SPEC, origin=Origin(dump_spec=SPEC)).found() == ()
+
+
+def test_every_rule_says_what_it_is_where_it_is_from_and_what_helps():
+    for rule in rules.REGISTRY:
+        assert rule.source, rule.names
+        assert rule.text.endswith((".", ")")), rule.names
+        assert rule.text.count(". ") >= 1, f"{rule.names}: no remedy"
+
+
+@pytest.mark.parametrize("rule", ["cpu", "cpu.features", "files", "spec.edit"])
+def test_rules_are_explained_by_name_or_family(rule: str):
+    assert verdict.explain(rule)
+
+
+def test_an_unknown_rule_is_not_explained():
+    assert verdict.explain("cpu.feat") == verdict.explain("") == verdict.explain("weather") == ()
+
+
+def test_findings_come_with_the_worst_first():
+    found = At(
+        image(memory_bytes=5 << 30), node(arch="aarch64", xsave_bytes=900), spec=new(hostname="x"),
+        origin=Origin(dump_spec=SPEC),
+    ).found()  # fmt: skip
+    severities = [finding.severity for finding in found]
+    assert severities == sorted(severities, key=["refuse", "unknown", "warn", "ok"].index)
+    assert severities[0] == "refuse"
+
+
+@pytest.mark.parametrize(
+    ("severities", "answer"),
+    [((), "yes"), (("warn", "ok"), "yes"), (("warn", "unknown"), "unknown"), (("unknown", "refuse"), "no")],
+)
+def test_what_findings_come_to(severities: tuple[Any, ...], answer: str):
+    findings = [Finding(rule="r", severity=severity, message="m") for severity in severities]
+    assert verdict.answer(findings) == answer
+
+
+def test_on_this_node_what_nobody_probed_is_no_finding():
+    bare = node(lsm=None, memory_available_bytes=None, tools={}, capabilities=None)
+    assert At(task(lsm_profile="x", cap_permitted=1), bare, local=True).found() == ()
+    failed = replace(bare, unknown={"lsm": "permission denied"})
+    assert named(At(task(lsm_profile="x"), failed, local=True).found(), "kernel.lsm") == ["unknown"]
+
+
+# --- details of single rules ---------------------------------------------------------------------------
+
+
+def test_a_written_processor_stands_in_for_one_that_nobody_recorded():
+    """cpuinfo.img, which CRIU writes under --cpu-cap; edited, so that it names AVX-512."""
+    needs = image(cpu_flags=("avx2", "avx512f"))
+    assert named(At(needs, dumped_on=None).found(), "cpu.features") == ["refuse"]
+    assert At(image(cpu_flags=("avx2",)), dumped_on=None).found() == ()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "criu", "severity"),
+    [
+        ("6.18.1", "4.2.1", []),
+        ("6.18.1", "4.1.1", ["warn"]),
+        ("6.14", "4.1", []),
+        ("6.14", "4.0", ["refuse"]),
+        ("6.12", "4.0", []),
+    ],
+)
+def test_kernels_and_crius(kernel: str, criu: str, severity: list[str]):
+    listening = SocketNeed(family="inet", protocol="tcp", state="listen", address="0.0.0.0", port=80)
+    found = At(image(sockets=(listening,)), node(kernel=kernel, tools={"criu": criu})).found()
+    assert named(found, "criu.kernel") == severity
+
+
+def test_a_criu_that_does_not_work_there():
+    found = At(on=node(criu_works=False, unknown={"criu_works": "vdso: unexpected"})).found()
+    assert "vdso: unexpected" in found[0].message
+
+
+def test_droppable_mappings_lose_their_kind_under_an_older_criu():
+    found = At(image(droppable_mappings=True), node(tools={"criu": "4.1.1"})).found()
+    assert named(found, "criu.image") == ["warn"]
+
+
+def test_values_of_the_environment_are_never_told():
+    found = edited(process={"env": ["A=secret", "B=hidden"]}).found()
+    assert "A, B" in found[0].message
+    assert "secret" not in str(found)
+    assert "hidden" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"annotations": {"a": "b"}}, {"spec.edit.applied": "ok"}),
+        ({"linux": {"resources": {"cpu": {"shares": 2}}}}, {"spec.edit.applied": "ok"}),
+        ({"process": {"env": []}}, {"spec.edit.ignored": "warn"}),
+        ({"process": {"cwd": "/x"}}, {"spec.edit.ignored": "warn"}),
+        ({"process": {"capabilities": {"bounding": ["CAP_KILL"]}}}, {"spec.edit.capabilities": "warn"}),
+        ({"process": {"user": {"uid": 0, "gid": 5}}}, {"spec.edit.identity": "refuse"}),
+        ({"process": {"noNewPrivileges": True}}, {"spec.edit.identity": "refuse"}),
+        ({"process": {"apparmorProfile": "p"}}, {"spec.edit.identity": "refuse"}),
+        ({"root": {"readonly": True}}, {"spec.edit.mounts": "refuse"}),
+    ],
+)
+def test_edits_of_the_spec(sections: dict[str, Any], expected: dict[str, str]):
+    assert {found.rule: found.severity for found in edited(**sections).found()} == expected
+
+
+def test_ports(tmp_path: Path):
+    host = new(linux={"namespaces": [{"type": "pid"}]})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        def found(address: str, **more: Any) -> list[str]:
+            need = SocketNeed(
+                family="inet",
+                protocol=more.get("protocol", "tcp"),
+                state="listen",
+                address=address,
+                port=port,
+            )
+            needs = image(sockets=(need,), namespaces={"network": "host"})
+            return named(At(needs, spec=host, local=True).found(), "place.ports")
+
+        assert found("127.0.0.1") == found("0.0.0.0") == ["refuse"]
+        assert found("127.0.0.2") == found("127.0.0.1", protocol="udp") == []
+    assert found("127.0.0.1") == []
+    gone = new(linux={"namespaces": [{"type": "network", "path": str(tmp_path / "gone")}]})
+    need = SocketNeed(family="inet", protocol="tcp", state="listen", address="0.0.0.0", port=1)
+    needs = image(sockets=(need,), namespaces={"network": "external"})
+    assert named(At(needs, spec=gone, local=True).found(), "place.ports") == ["unknown"]
+
+
+def test_process_ids(tmp_path: Path):
+    def found(pid: int, path: str | None) -> list[str]:
+        entry = {"type": "pid", "path": path} if path else {"type": "network"}
+        spec = new(linux={"namespaces": [{"type": "network"}, entry]})
+        return named(At(task(pid=pid), spec=spec, local=True).found(), "place.pids")
+
+    mine = f"/proc/{os.getpid()}/ns/pid"
+    assert found(os.getpid(), None) == ["refuse"]
+    assert found(os.getpid(), mine) == ["refuse"]
+    assert found(4194303, None) == []
+    assert found(1, str(tmp_path / "gone")) == ["unknown"]
+    own = At(task(pid=os.getpid()), spec=SPEC, local=True).found()
+    assert named(own, "place.pids") == []
+
+
+def test_files_are_looked_at_here_only(tmp_path: Path):
+    entry = {"destination": "/vol", "type": "bind", "source": str(tmp_path), "options": ["bind"]}
+    needs = replace(has("/vol", external=True), files=(FileNeed(path="/vol/log", size_bytes=1, mode=-1),))
+    spec = new(mounts=[entry])
+    assert named(At(needs, spec=spec, local=True).found(), "files.missing") == ["refuse"]
+    assert named(At(needs, spec=spec).found(), "files.missing") == []
+
+
+def test_the_known_table_of_kernels_is_sorted():
+    since = [entry[0] for entry in cast("Any", tools)._CRIU_SINCE]
+    assert since == sorted(since, reverse=True)
