@@ -98,12 +98,14 @@ os.write(1, b"ours")
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as theirs:
         (tmp_path / state.ATTENDANT).write_text(f"{theirs.pid} {state.start_time(theirs.pid)}")
         os.kill(theirs.pid, signal.SIGSTOP)  # so that it does not read
+        until(lambda: Path(f"/proc/{theirs.pid}/stat").read_text().split()[2] == "T", what="it stands")
         assert theirs.stdin
         theirs.stdin.write(b"words")
         theirs.stdin.flush()
-        until(lambda: Path(f"/proc/{theirs.pid}/stat").read_text().split()[2] == "T", what="it stands")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-        theirs.kill()
+        try:
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+        finally:
+            theirs.kill()
         assert theirs.stdout
         assert theirs.stdout.read() == b"theirs words"
     assert done.stdout == b"ours"
