@@ -193,8 +193,8 @@ def _missing(address: str, sockets: Sequence[SocketNeed], where: str) -> Finding
         severity="refuse",
         message=f"sockets are bound to {address}, which the {where} does not have: "
         f"{', '.join(named[:_N_NAMED])}{more}",
-        remedy="give the new container that address, use network: keep-closed, or let the program listen on "
-        "all addresses (0.0.0.0 or ::) before its checkpoint",
+        remedy="give the new container that address, use network: keep-closed, or let the program have its "
+        "sockets on all addresses (0.0.0.0 or ::), and no connected UDP socket, at its checkpoint",
     )
 
 
