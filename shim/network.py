@@ -153,7 +153,7 @@ def judge(needs: Needs, spec: bundle.Spec, *, tcp: Tcp, coming: Collection[str] 
     if place == "own":
         if spec.get("hooks"):
             return ()  # they may give it addresses, once it is there
-        missing = {address for address in bound if not plain(address).is_loopback}
+        missing = {address for address in bound if not _is_everywhere(plain(address))}
     else:
         missing = set(absent(bound, place if isinstance(place, Path) else None))
     where = "host" if place == "host" else "new network namespace"
@@ -183,6 +183,11 @@ def plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """An address, the IPv4 one where a socket of IPv6 is bound to that."""
     found = ipaddress.ip_address(address)
     return getattr(found, "ipv4_mapped", None) or found
+
+
+def _is_everywhere(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether a namespace that has nothing but its loopback device can bind to an address."""
+    return address.is_loopback or address.is_multicast or str(address) == "255.255.255.255"
 
 
 def _missing(address: str, sockets: Sequence[SocketNeed], where: str) -> Finding:

@@ -65,7 +65,7 @@ def test_connections_of_a_container_that_ran_on_are_never_kept() -> None:
 
 @pytest.mark.parametrize("kind", ["own", "host"])
 def test_what_does_not_mind_another_address_is_accepted(kind: str) -> None:
-    sockets = (LISTEN_ALL, LISTEN_ALL6, LISTEN_LOOPBACK, LISTEN_MAPPED, TALKING)
+    sockets = (LISTEN_ALL, LISTEN_ALL6, LISTEN_LOOPBACK, LISTEN_MAPPED, TALKING, UDP_GROUP)
     assert network.judge(needs(*sockets), spec(kind=kind), tcp="close") == ()
 
 
