@@ -17,7 +17,6 @@ from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Literal
 
-from compat import profile
 from engines import registry
 from engines.api import (
     CheckpointEngine,
@@ -33,7 +32,7 @@ from engines.api import (
     PhaseInfo,
 )
 from netmig.errors import NetworkError
-from shim import annotations, bundle, identity, log, state, timing
+from shim import annotations, bundle, identity, log, prospects, state, timing
 from shim.config import Config, engine_settings
 from shim.errors import ShimError
 from shim.images import layout, rootfs
@@ -467,7 +466,7 @@ class _Job:
             torpor_version=VERSION,
             leave_running=self.wanted.leave_running,
             rootfs=self._rootfs or Rootfs(kind="none"),
-            host=profile.load(self.config.state_path / "profile.json"),
+            host=prospects.stable(self.config),
             use=self.wanted.use,
             timings=dict(self.watch.phases),
         )

@@ -25,23 +25,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compat.capabilities import NAMES
 from compat.rules import part
 from engines.api import Finding, Needs, TaskNeeds
 from shim.checkpointable import without_io_uring
 from shim.images.manifest import seccomp_digest
 
 UNLIMITED = 2**64 - 1
-CAPABILITIES = (
-    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL"),
-    *("CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE", "CAP_NET_BIND_SERVICE"),
-    *("CAP_NET_BROADCAST", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_IPC_LOCK", "CAP_IPC_OWNER"),
-    *("CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_SYS_PACCT"),
-    *("CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE", "CAP_SYS_TIME"),
-    *("CAP_SYS_TTY_CONFIG", "CAP_MKNOD", "CAP_LEASE", "CAP_AUDIT_WRITE", "CAP_AUDIT_CONTROL"),
-    *("CAP_SETFCAP", "CAP_MAC_OVERRIDE", "CAP_MAC_ADMIN", "CAP_SYSLOG", "CAP_WAKE_ALARM"),
-    *("CAP_BLOCK_SUSPEND", "CAP_AUDIT_READ", "CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE"),
-)
-_BITS: Mapping[str, int] = {name: 1 << number for number, name in enumerate(CAPABILITIES)}
+_BITS: Mapping[str, int] = {name: 1 << number for number, name in enumerate(NAMES)}
 
 _ORDINARY = frozenset({"other", "batch", "idle"})
 
@@ -97,7 +88,7 @@ def mask(names: Iterable[str]) -> int:
 def names(bits: int) -> str:
     """A capability bit mask in words."""
     known = [name for name, bit in _BITS.items() if bits & bit]
-    rest = [f"capability {number}" for number in range(len(CAPABILITIES), 64) if bits >> number & 1]
+    rest = [f"capability {number}" for number in range(len(NAMES), 64) if bits >> number & 1]
     return ", ".join(known + rest) or "none"
 
 

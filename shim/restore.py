@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compat import verdict
+from compat.rules import Origin
 from engines import registry
 from engines.api import (
     CheckpointEngine,
@@ -29,7 +30,7 @@ from engines.api import (
 )
 from engines.pods import PodEngine
 from netmig.errors import NetworkError
-from shim import admission, bundle, log, network, signals, state, timing
+from shim import admission, bundle, log, network, prospects, signals, state, timing
 from shim.annotations import Use, Wish
 from shim.config import Config
 from shim.errors import AdmissionRefused, NotUndone, ShimError
@@ -77,11 +78,13 @@ def admit(
     what: str,
     tcp: Tcp = "close",
     coming: Collection[str] = (),
+    origin: Origin | None = None,
 ) -> tuple[Finding, ...]:
     """Judge whether what is in an image may run in a container of this spec, on this node.
 
     bundle_path: the new container's, whose root file system tells where its mounts really go. what: the image
-    in words. tcp: what is to become of connections; coming: addresses that the container will be given.
+    in words. tcp: what is to become of connections; coming: addresses that the container will be given;
+    origin: what else is known of the image.
     Returns the findings that were no reason to refuse.
     Raises AdmissionRefused, WiderPrivileges, ImageIncompatible with every refusal named.
     """
@@ -98,7 +101,9 @@ def admit(
         spec,
         dump_host=manifest.host if manifest else None,
         rootfs_path=rootfs_path,
-        cache_path=config.state_path / "profile.json",
+        node=prospects.now(config, rootfs_path or bundle_path),
+        origin=origin,
+        new_image_ref=prospects.image_ref(spec),
     )
     findings += network.judge(needs, spec, tcp=tcp, coming=coming)
     admission.refuse(findings, what=what)
@@ -228,6 +233,7 @@ def _judge(
         what=what,
         tcp=plan.tcp,
         coming=plan.coming,
+        origin=prospects.origin(image, store, spec, use=use),
     )
     if plan.tcp == "keep" and "tcp-established" not in engine.capabilities:
         raise AdmissionRefused(

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from compat.capabilities import mask, names
 from compat.rules.case import Case, clean, finding, part, rule
 from engines.api import Finding
 
@@ -109,12 +110,13 @@ def identity(case: Case) -> Iterator[Finding]:
     changed += [
         f"{words} (from {_word(old.get(key))} to {_word(new.get(key))})"
         for key, words in (
-            ("noNewPrivileges", "no_new_privs"),
             ("apparmorProfile", "the AppArmor profile"),
             ("selinuxLabel", "the SELinux label"),
         )
         if _differs(old.get(key), new.get(key))
     ]
+    if new.get("noNewPrivileges") and not old.get("noNewPrivileges"):
+        changed.append("no_new_privs (from unset to set)")
     if changed:
         yield finding(
             "spec.edit.identity",
@@ -130,18 +132,21 @@ def _word(value: Any) -> str:
 
 @rule("spec.edit.capabilities", about="spec", source="capget at the dump, capset at the restore")
 def capabilities(case: Case) -> Iterator[Finding]:
-    """A capability that the new spec no longer grants is held all the same: refused. One that it adds is not
-    there: ignored. Keep the capabilities, or start anew.
+    """A capability that the new spec no longer grants and a process has is held all the same: refused. One
+    that it adds is not there: ignored. Keep the capabilities, or start anew.
     """
     if case.origin.dump_spec is None:
         return
     before, after = _sections(case, "process")
     old, new = _granted(before), _granted(after)
-    if dropped := sorted(old - new):
+    held = 0
+    for task in case.needs.tasks:
+        held |= task.cap_permitted | task.cap_bounding | task.cap_inheritable
+    if dropped := names(held & mask(old - new)):
         yield finding(
             "spec.edit.capabilities",
             "refuse",
-            f"the new spec drops {_some(dropped)}, which the processes hold",
+            f"the new spec drops {_some(dropped)}, which processes hold",
             "grant them, or start the container anew",
         )
     if added := sorted(new - old):
@@ -160,7 +165,7 @@ def _granted(process: Mapping[str, Any]) -> set[str]:
 
 @rule("spec.edit.seccomp", about="spec", source="filters are programs that the image carries")
 def seccomp(case: Case) -> Iterator[Finding]:
-    """The processes keep the system call filter that they had. Another one is refused.
+    """The processes keep the system call filter that they had. Another one is refused, none is ignored.
     Start anew to have it.
     """
     if case.origin.dump_spec is None:
@@ -169,8 +174,9 @@ def seccomp(case: Case) -> Iterator[Finding]:
     if _differs(old.get("seccomp"), new.get("seccomp")):
         yield finding(
             "spec.edit.seccomp",
-            "refuse",
-            "the new spec has another seccomp profile, and a restored process keeps its old filter",
+            "refuse" if new.get("seccomp") else "warn",
+            f"the new spec has {'another' if new.get('seccomp') else 'no'} seccomp profile, and a restored "
+            "process keeps its old filter",
             "give the new container the same profile, or start it anew",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from compat.capabilities import names
 from compat.probes.kernel import MASKABLE
 from compat.rules.case import Case, finding, rule, version
 from engines.api import Finding
@@ -176,11 +177,10 @@ def capabilities(case: Case) -> Iterator[Finding]:
     if case.node.capabilities is None:
         yield from case.untold("kernel.capabilities", "capabilities", "tasks hold capabilities")
     elif lacking := held & ~case.node.capabilities:
-        numbers = [str(bit) for bit in range(lacking.bit_length()) if lacking >> bit & 1]
         yield finding(
             "kernel.capabilities",
             "refuse",
-            f"tasks hold capabilities (numbers {', '.join(numbers)}) that root of {case.where()} has not got",
+            f"tasks hold {', '.join(names(lacking))}, which root of {case.where()} has not got",
             "restore on a node that has them, or take the checkpoint of a container without them",
         )
 

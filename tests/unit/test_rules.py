@@ -330,11 +330,12 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
     "spec.edit.identity": (edited(process={"user": {"uid": 7}}), "refuse", edited(), CERTAIN),
     "spec.edit.capabilities": (
         At(
+            task(cap_bounding=1),
             spec=SPEC,
             origin=Origin(dump_spec=new(process={"capabilities": {"bounding": ["CAP_CHOWN"]}})),
         ),
         "refuse",
-        edited(),
+        At(spec=SPEC, origin=Origin(dump_spec=new(process={"capabilities": {"bounding": ["CAP_CHOWN"]}}))),
         CERTAIN,
     ),
     "spec.edit.seccomp": (
@@ -485,6 +486,7 @@ def test_values_of_the_environment_are_never_told():
         ({"process": {"capabilities": {"bounding": ["CAP_KILL"]}}}, {"spec.edit.capabilities": "warn"}),
         ({"process": {"user": {"uid": 0, "gid": 5}}}, {"spec.edit.identity": "refuse"}),
         ({"process": {"noNewPrivileges": True}}, {"spec.edit.identity": "refuse"}),
+        ({"linux": {"seccomp": {"defaultAction": "SCMP_ACT_LOG"}}}, {"spec.edit.seccomp": "refuse"}),
         ({"process": {"apparmorProfile": "p"}}, {"spec.edit.identity": "refuse"}),
         ({"root": {"readonly": True}}, {"spec.edit.mounts": "refuse"}),
     ],

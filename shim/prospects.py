@@ -1,0 +1,96 @@
+"""What the verdict is asked about: this node as it is now, and what is known of an image of the store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compat import profile
+from compat.probes import System
+from compat.profile import Profile
+from compat.rules import Origin, part
+from engines.api import ImageCorrupt
+from shim.checkpointable import without_io_uring
+from shim.config import Config
+from shim.images import layout
+from shim.images.beneath import read_plain
+from shim.images.documents import MAX_DOCUMENT_BYTES
+from shim.images.manifest import Use, seccomp_digest
+from shim.images.store import Image, Store
+from shim.pod import identify
+from shim.toolchain.find import default_prefix, search_path
+
+PROFILE = "profile.json"
+_ENGINES = ("criu", "runc", "runsc")
+"""Programs whose versions decide whether a restore works."""
+
+
+def stable(config: Config) -> Profile:
+    """What this node is, from the cache: read anew after a boot and when a tool was replaced."""
+    return profile.load(config.state_path / PROFILE, _system(config))
+
+
+def now(config: Config, bundle_path: Path) -> Profile:
+    """The same, with the memory and the disk that are free. bundle_path: the new container's."""
+    return profile.now(stable(config), replace(_system(config), bundle_path=bundle_path))
+
+
+def _system(config: Config) -> System:
+    path = search_path((config.tools_path or default_prefix()).absolute())
+    found = {name: shutil.which(name, path=path) for name in _ENGINES}
+    return System(
+        tools={name: Path(place) for name, place in found.items() if place},
+        search_path=path,
+        store_path=config.store_path,
+    )
+
+
+def origin(
+    image: Image, store: Store, spec: Mapping[str, Any] | None = None, *, use: Use | None = None
+) -> Origin:
+    """What is known of an image beside its needs.
+
+    spec: the new container's, None if only a node is asked. use: what the restore asks for, None for what the
+    image says of itself. Raises ImageCorrupt.
+    """
+    manifest = image.manifest
+    diff = manifest.files.get(layout.ROOTFS_DIFF)
+    host = manifest.host
+    return Origin(
+        engine_version=host.tools.get("criu", "") if host else "",
+        # Of a pod's image only the container that was asked to sleep has its specification there.
+        dump_spec=_dump_spec(image, spec) if spec is not None and type(image) is Image else None,
+        rootfs_bytes=diff.size_bytes if diff else 0,
+        image_ref=manifest.source.image_ref,
+        leave_running=manifest.leave_running,
+        use=use or manifest.effective_use,
+        used_by=store.consumed_by(image) or "",
+    )
+
+
+def image_ref(spec: Mapping[str, Any]) -> str:
+    """The container image of a container, "" where its caller does not say."""
+    return identify(spec.get("annotations") or {}).image_ref
+
+
+def _dump_spec(image: Image, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        found: Any = json.loads(read_plain(image.path, layout.SPEC_DUMP, MAX_DOCUMENT_BYTES))
+    except FileNotFoundError:
+        return None  # some archives carry none
+    except (OSError, ValueError) as error:
+        raise ImageCorrupt(
+            f"could not read spec.dump of image '{image.reference}': {error}; import the image again"
+        ) from error
+    if not isinstance(found, dict):
+        return None
+    dumped: dict[str, Any] = found  # pyright: ignore[reportUnknownVariableType]
+    # The rule against io_uring only takes away, and is no edit of anybody's.
+    recorded = image.manifest.security.seccomp_digest
+    if recorded == seccomp_digest(part(part(without_io_uring(spec), "linux"), "seccomp")):
+        dumped = {**dumped, "linux": {**part(dumped, "linux"), "seccomp": part(spec, "linux").get("seccomp")}}
+    return dumped
