@@ -1,0 +1,1 @@
+"""The verdict against the truth: `./run truth`."""

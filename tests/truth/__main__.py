@@ -1,0 +1,97 @@
+"""`./run truth`: images are really dumped, the world is changed, torpor says whether they would restore, and
+then they are restored whatever it said. The confusion table comes last; build/truth.json has all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fnmatch
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.perf.figures import machine
+from tests.support.containers import CHECKOUT, lab
+from tests.truth import catalogue, report
+from tests.truth.place import Place
+from tests.truth.report import Confusion
+from tests.truth.scenario import Row, Scenario
+
+PR_SET_CHILD_SUBREAPER = 36
+RESULT = CHECKOUT / "build" / "truth.json"
+
+
+def main() -> int:
+    """Play, print and write; 0 if nothing that torpor said was worse than it may be."""
+    parser = argparse.ArgumentParser(prog="./run truth", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="play scenarios named like this")
+    parser.add_argument("--short", action="store_true", help="the few that the test suite plays")
+    parser.add_argument("--output", type=Path, default=RESULT, help="where the document goes")
+    wanted = parser.parse_args()
+    if os.geteuid() != 0:
+        print("the scenarios run containers: be root", file=sys.stderr)
+        return 1
+    full = not wanted.only and not wanted.short
+    chosen = [
+        scenario
+        for scenario in catalogue.SCENARIOS
+        if (not wanted.short or scenario.short)
+        and (not wanted.only or any(fnmatch.fnmatch(scenario.name, pattern) for pattern in wanted.only))
+    ]
+    if not chosen:
+        print("no scenario is named like this", file=sys.stderr)
+        return 2
+    console = Console() if sys.stdout.isatty() else Console(width=170)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    facts = machine()
+    with tempfile.TemporaryDirectory(prefix="tt-") as folder:
+        # A container's mapped root must be able to reach its root file system.
+        Path(folder).chmod(0o711)
+        with lab(Path(folder)) as place:
+            rows = play(Place(place), chosen, console)
+            tag = place.tag
+    facts["load_after"] = os.getloadavg()[0]
+    confusion = Confusion.of(rows)
+    problems = confusion.problems(full=full)
+    document = {
+        "schema": 1,
+        "machine": facts,
+        "tag": tag,  # in the names of all that was made
+        "scenarios": [row.document() for row in rows],
+        "confusion": {
+            answer: {"restored": confusion.counts[answer, True], "failed": confusion.counts[answer, False]}
+            for answer in report.ANSWERS
+        },
+        "problems": problems,
+    }
+    wanted.output.parent.mkdir(exist_ok=True)
+    wanted.output.write_text(json.dumps(document, indent=2) + "\n")
+    console.print(f"load before and after: {facts['load']:.2f}, {facts['load_after']:.2f}; {wanted.output}")
+    for problem in problems:
+        console.print(f"truth: {problem}", style="bold red")
+    report.show_table(console, confusion)
+    return 1 if problems else 0
+
+
+def play(place: Place, scenarios: list[Scenario], console: Console) -> list[Row]:
+    """Play scenarios one after the other."""
+    rows: list[Row] = []
+    for scenario in scenarios:
+        began = time.monotonic()
+        with place.world(scenario) as world:
+            predicted = place.predict(world)
+            happened = place.force(world)
+        row = Row(scenario=scenario, predicted=predicted, happened=happened, took_s=time.monotonic() - began)
+        report.show_row(console, row)
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

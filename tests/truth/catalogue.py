@@ -1,0 +1,14 @@
+"""All scenarios. Each changes one thing between a dump and a restore."""
+
+from __future__ import annotations
+
+from tests.truth import files, mounts, network, node, rights
+from tests.truth.scenario import Scenario
+
+SCENARIOS: tuple[Scenario, ...] = (
+    *files.SCENARIOS,
+    *mounts.SCENARIOS,
+    *network.SCENARIOS,
+    *rights.SCENARIOS,
+    *node.SCENARIOS,
+)

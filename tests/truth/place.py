@@ -1,0 +1,302 @@
+"""A place for scenarios: containers that are really dumped, and new ones that really get their images.
+
+The restore goes to the engine itself, past everything by which torpor would have refused it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
+from pathlib import Path
+from typing import Any, Literal
+
+from compat import profile, verdict
+from engines import registry
+from engines.api import (
+    CheckpointRequest,
+    EngineError,
+    EngineSettings,
+    Needs,
+    RestoreRequest,
+)
+from shim import bundle, restore
+from shim.config import Config
+from shim.conformance.streams import Output, borrowed
+from shim.errors import ShimError
+from shim.images.manifest import Manifest
+from tests.support.admission import manifest as manifest_of
+from tests.support.containers import (
+    PREFIX,
+    SEARCH_PATH,
+    Lab,
+    Network,
+    make_bundle,
+    status,
+    thaw,
+    tool,
+    until,
+)
+from tests.truth import asked
+from tests.truth.scenario import Happened, Prediction, Scenario, Source
+
+RESTORE_S = 30.0  # after that a restore hangs
+RUNS_S = 20.0
+N_TICKS = 15  # that a container must count after it woke up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dumped:
+    """A source's image. spec: what it was dumped with; rootfs_path: as it was then; ticks: how far it was."""
+
+    source: Source
+    spec: dict[str, Any]
+    rootfs_path: Path
+    image_path: Path
+    needs: Needs
+    manifest: Manifest
+    ticks: int
+    network: Network | None
+
+
+@dataclass(kw_only=True)
+class World:
+    """What a new container gets. A scenario changes one thing of it."""
+
+    place: Place
+    dumped: Dumped
+    container_id: str
+    spec: dict[str, Any]
+    bundle_path: Path
+    image_path: Path
+    tcp: Literal["keep", "close"] = "close"
+    search_path: str = SEARCH_PATH
+    closers: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+
+    @property
+    def rootfs(self) -> Path:
+        """The new container's root file system, a copy of the old one's."""
+        return self.bundle_path / "rootfs"
+
+    def own_image(self) -> Path:
+        """A copy of the image, to be damaged."""
+        self.image_path = self.bundle_path / "image"
+        command = ["cp", "-a", self.dumped.image_path, self.image_path]
+        subprocess.run(command, check=True)
+        return self.image_path
+
+    def network(self, address: str = "10.77.0.2") -> Network:
+        """Another network namespace for the new container, with this address."""
+        made = Network(
+            f"tt{self.place.lab.tag}{len(self.place.dumps)}{self.container_id[-3:]}", pod_address=address
+        )
+        self.closers.append(made.close)
+        self.join(made.pod_path)
+        return made
+
+    def join(self, path: Path) -> None:
+        """Give the new container this network namespace."""
+        for entry in self.spec["linux"]["namespaces"]:
+            if entry["type"] == "network":
+                entry["path"] = str(path)
+
+    def beside(self, *words: str | Path) -> subprocess.Popen[str]:
+        """A process that runs beside the new container; it has said a line when this returns."""
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        assert process.stdout
+        assert process.stdout.readline(), words
+
+        def end() -> None:
+            process.kill()
+            process.communicate()
+
+        self.closers.append(end)
+        return process
+
+
+class Place:
+    """The containers of one run, in a directory of their own."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.dumps: dict[str, Dumped] = {}
+        self._config = Config(
+            runtime_path=tool("runc"),
+            state_path=lab.path / "torpor",
+            store_path=lab.path / "store",
+            tools_path=PREFIX,
+        )
+        self._config.state_path.mkdir()
+
+    def settings(self, container_id: str, search_path: str = SEARCH_PATH) -> EngineSettings:
+        """An engine's settings for a container."""
+        return EngineSettings(
+            runtime_path=self.lab.runc.program,
+            root_path=self.lab.runc.root,
+            state_path=self.lab.path / "state" / container_id,
+            search_path=search_path,
+            python_path=PREFIX / "python",
+        )
+
+    # --- dumps -----------------------------------------------------------------------------------------
+
+    def dumped(self, source: Source) -> Dumped:
+        """The image of a source; it is made once, unless every scenario needs its own."""
+        found = self.dumps.get(source.name)
+        if found is None or source.once:
+            found = self.dumps[source.name] = self._dump(source)
+        return found
+
+    def _dump(self, source: Source) -> Dumped:
+        container_id = self.lab.new_id(source.name)
+        network = self.lab.network(f"s{len(self.lab.ids)}") if source.network == "joined" else None
+        path = make_bundle(
+            self.lab.path / "bundles" / container_id,
+            source.args,
+            netns_path=network.pod_path if network else None,
+            terminal=source.terminal,
+            cgroup=f"/tt-{self.lab.tag}/{container_id}",
+        )
+        spec = json.loads((path / "config.json").read_text())
+        if source.network == "host":
+            namespaces = spec["linux"]["namespaces"]
+            spec["linux"]["namespaces"] = [entry for entry in namespaces if entry["type"] != "network"]
+        source.edit(spec, path)
+        (path / "config.json").write_text(json.dumps(spec))
+        output = self._run(container_id, path, terminal=source.terminal)
+        until(lambda: output.text.count("tick") > 2, what=f"{source.name} counts: {output.text[-500:]}")
+        if source.client:
+            assert network
+            self.lab.client(network, 7000)
+        pid = self.lab.runc.pid(container_id)
+        image_path = self.lab.path / "images" / container_id
+        image_path.parent.mkdir(exist_ok=True)
+        engine = registry.create("criu", self.settings(container_id, source.search_path or SEARCH_PATH))
+        engine.checkpoint(
+            CheckpointRequest(
+                container_id=container_id,
+                bundle_path=path,
+                image_path=image_path,
+                timeout_s=RESTORE_S,
+                leave_running=source.lives_on,
+                release_network=not source.client,
+            )
+        )
+        ticks = output.text.count("tick")
+        if not source.lives_on:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)  # as its caller would: a zombie keeps its process id
+            self.lab.runc.delete(container_id)
+        kept = replace_fields(manifest_of(spec), host=profile.load(None))
+        return Dumped(
+            source=source,
+            spec=spec,
+            rootfs_path=path / "rootfs",
+            image_path=image_path,
+            needs=engine.inspect(image_path),
+            manifest=kept,
+            ticks=ticks,
+            network=network,
+        )
+
+    def _run(self, container_id: str, path: Path, *, terminal: bool) -> Output:
+        output = Output(self.lab.path / f"tty-{len(self.lab.ids)}" if terminal else None)
+        words: list[str | Path] = [self.lab.runc.program, "--root", self.lab.runc.root, "run", "--detach"]
+        words += ["--bundle", path]
+        if output.console_path:
+            words += ["--console-socket", output.console_path]
+        with borrowed(output):
+            subprocess.run([*words, container_id], check=True, env={**os.environ, "PATH": SEARCH_PATH})
+        return output
+
+    # --- scenarios -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def world(self, scenario: Scenario) -> Generator[World]:
+        """What a scenario's container gets: all that the old one had, and the scenario's change."""
+        dumped = self.dumped(scenario.source)
+        container_id = self.lab.new_id("w")
+        path = self.lab.path / "bundles" / container_id
+        path.mkdir()
+        subprocess.run(["cp", "-a", dumped.rootfs_path, path / "rootfs"], check=True)
+        spec = copy.deepcopy(dumped.spec)
+        spec["root"]["path"] = str(path / "rootfs")
+        spec["linux"]["cgroupsPath"] = f"/tt-{self.lab.tag}/{container_id}"
+        world = World(
+            place=self,
+            dumped=dumped,
+            container_id=container_id,
+            spec=spec,
+            bundle_path=path,
+            image_path=dumped.image_path,
+        )
+        try:
+            scenario.change(world)
+            (path / "config.json").write_text(json.dumps(world.spec))
+            yield world
+        finally:
+            thaw(self.lab.tag)
+            self.lab.runc.delete(world.container_id)
+            for closer in reversed(world.closers):
+                closer()
+
+    def predict(self, world: World) -> Prediction:
+        """What torpor says, before anything is touched."""
+        dumped = world.dumped
+        began = time.monotonic()
+        try:
+            needs = dumped.needs
+            if world.image_path != dumped.image_path:
+                engine = registry.create("criu", self.settings(world.container_id, world.search_path))
+                needs = engine.inspect(world.image_path)
+            spec = bundle.read_spec(world.bundle_path)
+            findings = restore.admit(
+                self._config,
+                spec,
+                needs,
+                dumped.manifest,
+                bundle_path=world.bundle_path,
+                what="truth",
+                tcp=world.tcp,
+            )
+            findings += verdict.judge_files(needs, spec, world.rootfs)
+        except (EngineError, ShimError) as error:
+            return Prediction.refused(str(error), time.monotonic() - began)
+        return Prediction.of(findings, time.monotonic() - began)
+
+    def force(self, world: World) -> Happened:
+        """Restore, whatever torpor thinks of it, and see what becomes of it."""
+        terminal = bool(world.spec["process"].get("terminal"))
+        output = Output(world.bundle_path / "tty" if terminal else None)
+        engine = registry.create("criu", self.settings(world.container_id, world.search_path))
+        request = RestoreRequest(
+            container_id=world.container_id,
+            bundle_path=world.bundle_path,
+            image_path=world.image_path,
+            timeout_s=RESTORE_S,
+            tcp=world.tcp,
+            console_socket_path=output.console_path,
+        )
+        try:
+            with borrowed(output):
+                pid = engine.restore(request).pid
+        except EngineError as error:
+            return Happened(restored=False, how="error", message=str(error))
+        return self._look(world, pid, output)
+
+    def _look(self, world: World, pid: int, output: Output) -> Happened:
+        deadline = time.monotonic() + RUNS_S
+        while output.text.count("tick") < N_TICKS:
+            if status(pid, "State")[:1] in ("", "Z", "X"):
+                return Happened(restored=False, how="died", message=output.text[-300:])
+            if time.monotonic() > deadline:
+                return Happened(restored=False, how="stands still", message=output.text[-300:])
+            time.sleep(0.02)
+        cause = asked.differs(pid, world.spec)
+        return Happened(restored=not cause, how="other" if cause else "runs", message=cause)

@@ -1,0 +1,278 @@
+"""The containers that are dumped, each with a state that a restore may fail for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.containers import bind, live
+from tests.truth.scenario import Source, counting
+
+PLAIN = Source(name="plain", args=live("--fill", "1", "--children", "2"))
+
+
+# --- what is open --------------------------------------------------------------------------------------
+
+FILES = Source(
+    name="files",
+    args=counting(
+        "import os",
+        "log = open('/data/log', 'w')",
+        "log.write('x' * 100)",
+        "log.flush()",
+        "more = open('/data/more', 'a')",
+        "more.write('y' * 100)",
+        "more.flush()",
+        "gone = open('/data/gone', 'w+')",
+        "gone.write('kept')",
+        "gone.flush()",
+        "os.unlink('/data/gone')",
+        each=("gone.seek(0)", "assert gone.read() == 'kept'"),
+    ),
+)
+
+
+def library(path: Path, answer: int) -> None:
+    """A shared library that gives this answer; of the same size whatever it is."""
+    text = f"int answer(void) {{ return {answer}; }}"
+    words = ["gcc", "-shared", "-fPIC", "-Wl,--build-id", "-x", "c", "-", "-o", path]
+    subprocess.run(words, input=text, text=True, check=True)
+
+
+def _with_library(_: dict[str, Any], path: Path) -> None:
+    library(path / "rootfs/data/answer.so", 41)
+
+
+LIBRARY = Source(
+    name="library",
+    args=counting(
+        "import ctypes",
+        "library = ctypes.CDLL('/data/answer.so')",
+        each=("assert library.answer() == 41",),
+    ),
+    edit=_with_library,
+)
+MAPPED = Source(
+    name="mapped",
+    args=counting(
+        "import mmap",
+        "file = open('/data/map', 'w+b')",
+        "file.write(b'm' * 8192)",
+        "file.flush()",
+        "memory = mmap.mmap(file.fileno(), 8192)",
+        "file.close()",
+        each=("assert memory[8000] == 109",),
+    ),
+)
+WORKING_DIRECTORY = Source(
+    name="cwd", args=counting("import os", "os.mkdir('/data/here')", "os.chdir('/data/here')")
+)
+DIRECTORY = Source(
+    name="directory",
+    args=counting("import os", "os.mkdir('/data/here')", "there = os.open('/data/here', os.O_RDONLY)"),
+)
+FIFO = Source(
+    name="fifo",
+    args=counting("import os", "os.mkfifo('/data/fifo')", "end = os.open('/data/fifo', os.O_RDWR)"),
+)
+UNIX_SOCKET = Source(
+    name="unix",
+    args=counting(
+        "import os, socket",
+        "os.mkdir('/data/run')",
+        "listener = socket.socket(socket.AF_UNIX)",
+        "listener.bind('/data/run/sock')",
+        "listener.listen()",
+    ),
+)
+LOCK = Source(
+    name="lock",
+    args=counting("import fcntl", "file = open('/vol/lock', 'a')", "fcntl.flock(file, fcntl.LOCK_EX)"),
+    edit=lambda spec, path: _volume(spec, path),
+)
+WATCH = Source(
+    name="watch",
+    args=counting(
+        "import ctypes, os",
+        "os.mkdir('/data/here')",
+        "libc = ctypes.CDLL(None)",
+        "watch = libc.inotify_init1(0)",
+        "assert libc.inotify_add_watch(watch, b'/data/here', 0x100) > 0",
+    ),
+)
+
+
+def _device(spec: dict[str, Any], _: Path) -> None:
+    spec["linux"]["devices"] = [
+        {"path": "/dev/kmsg", "type": "c", "major": 1, "minor": 11, "fileMode": 0o644}
+    ]
+    spec["linux"]["resources"] = {
+        "devices": [{"allow": True, "type": "c", "major": 1, "minor": 11, "access": "rwm"}]
+    }
+
+
+DEVICE = Source(
+    name="device",
+    args=counting("import os", "log = os.open('/dev/kmsg', os.O_WRONLY)"),
+    edit=_device,
+)
+TERMINAL = Source(name="terminal", args=live("--fill", "1"), terminal=True)
+
+
+# --- mounts --------------------------------------------------------------------------------------------
+
+
+def _volume(spec: dict[str, Any], path: Path) -> None:
+    (path / "volume").mkdir()
+    spec["mounts"].append(bind(path / "volume", "/vol", writable=True))
+
+
+VOLUME = Source(
+    name="volume",
+    args=counting("file = open('/vol/state', 'w')", "file.write('s' * 10)", "file.flush()"),
+    edit=_volume,
+)
+
+
+def _file(spec: dict[str, Any], path: Path) -> None:
+    (path / "hosts").write_text("127.0.0.1 localhost\n")
+    spec["mounts"].append(bind(path / "hosts", "/etc/hosts"))
+
+
+BOUND_FILE = Source(name="bound-file", args=live("--fill", "1"), edit=_file)
+
+
+def tmpfs(path: str) -> dict[str, Any]:
+    """A tmpfs for a spec."""
+    return {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]}
+
+
+TMPFS = Source(
+    name="tmpfs",
+    args=counting(
+        "file = open('/scratch/state', 'w+')",
+        "file.write('s' * 10)",
+        "file.flush()",
+        each=("assert open('/scratch/state').read() == 's' * 10",),
+    ),
+    edit=lambda spec, _: spec["mounts"].append(tmpfs("/scratch")),
+)
+
+
+def grant(spec: dict[str, Any], *capabilities: str) -> None:
+    """Give a container capabilities."""
+    for name, kept in spec["process"]["capabilities"].items():
+        spec["process"]["capabilities"][name] = [*kept, *capabilities]
+
+
+MOUNTED_INSIDE = Source(
+    name="inside",
+    args=counting(
+        "import ctypes, os",
+        "os.mkdir('/data/inside')",
+        "assert ctypes.CDLL(None).mount(b'tmpfs', b'/data/inside', b'tmpfs', 0, None) == 0",
+    ),
+    edit=lambda spec, _: grant(spec, "CAP_SYS_ADMIN"),
+)
+CGROUPS = Source(
+    name="cgroups",
+    args=live("--fill", "1"),
+    edit=lambda spec, _: spec["mounts"].append(
+        {
+            "destination": "/sys/fs/cgroup",
+            "type": "cgroup",
+            "source": "cgroup",
+            "options": ["nosuid", "noexec", "nodev", "relatime", "ro"],
+        }
+    ),
+)
+
+
+# --- network -------------------------------------------------------------------------------------------
+
+JOINED = Source(name="joined", args=live("--port", "7000"), network="joined")
+BOUND = Source(
+    name="bound",
+    args=counting("import socket", "listener = socket.create_server(('10.77.0.2', 7000))"),
+    network="joined",
+)
+DATAGRAMS = Source(
+    name="datagrams",
+    args=counting(
+        "import socket",
+        "port = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+        "port.bind(('10.77.0.2', 7000))",
+    ),
+    network="joined",
+)
+TALKING = Source(name="talking", args=live("--port", "7000"), network="joined", client=True, once=True)
+LOOPBACK = Source(
+    name="loopback",
+    args=counting("import socket", "listener = socket.create_server(('127.0.0.1', 7000))"),
+)
+HOST_NETWORK = Source(name="host-network", args=live("--fill", "1"), network="host")
+
+
+# --- ids, memory ---------------------------------------------------------------------------------------
+
+
+def drop_namespace(spec: dict[str, Any], kind: str) -> None:
+    """The host's namespace in place of the container's own."""
+    namespaces = spec["linux"]["namespaces"]
+    spec["linux"]["namespaces"] = [entry for entry in namespaces if entry["type"] != kind]
+
+
+HOST_PIDS = Source(
+    name="host-pids",
+    args=live("--fill", "1"),
+    edit=lambda spec, _: drop_namespace(spec, "pid"),
+    once=True,
+)
+HOST_PIDS_ALIVE = Source(
+    name="host-pids-alive",
+    args=live("--fill", "1"),
+    edit=lambda spec, _: drop_namespace(spec, "pid"),
+    lives_on=True,
+)
+ALIVE = Source(name="alive", args=live("--fill", "1"), lives_on=True)
+LARGE = Source(name="large", args=live("--fill", "64"))
+FAMILY = Source(name="family", args=live("--children", "8"))
+
+
+def _mapped(spec: dict[str, Any], path: Path) -> None:
+    """A user namespace; its root cannot reach a Python in a home directory, so it takes the system's."""
+    spec["mounts"] = [entry for entry in spec["mounts"] if entry["destination"] != sys.base_prefix]
+    spec["process"]["args"][0] = "/usr/bin/python3"
+    mapping = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    spec["linux"]["namespaces"].append({"type": "user"})
+    spec["linux"]["uidMappings"] = spec["linux"]["gidMappings"] = mapping
+    subprocess.run(["chown", "-R", "100000:100000", path / "rootfs"], check=True)
+    for part in (path, path.parent):
+        part.chmod(0o711)
+
+
+USER_NAMESPACE = Source(name="user-namespace", args=live("--fill", "1"), edit=_mapped)
+
+
+def _closed(spec: dict[str, Any], path: Path) -> None:
+    _mapped(spec, path)
+    (path / "closed").mkdir(mode=0o700)
+    (path / "closed/volume").mkdir(mode=0o755)
+    spec["mounts"].append(bind(path / "closed/volume", "/vol"))
+
+
+CLOSED_VOLUME = Source(name="closed-volume", args=live("--fill", "1"), edit=_closed)
+
+
+def filtered(spec: dict[str, Any], *_: object) -> None:
+    """A seccomp filter that refuses a call nobody makes."""
+    spec["linux"]["seccomp"] = {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "syscalls": [{"names": ["acct"], "action": "SCMP_ACT_ERRNO"}],
+    }
+
+
+SECCOMP = Source(name="seccomp", args=live("--fill", "1"), edit=filtered)

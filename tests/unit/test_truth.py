@@ -1,0 +1,85 @@
+"""The confusion table counts right, and none of its limits can be passed unnoticed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from engines.api import Finding, Severity
+from tests.truth import report
+from tests.truth.report import Confusion
+from tests.truth.scenario import Answer, Happened, Prediction, Row, Scenario, Source
+
+SCENARIO = Scenario(kind="spec", name="one", source=Source(name="s", args=("true",)))
+
+
+def rows(answer: Answer, n: int = 1, *, restored: bool) -> list[Row]:
+    how = "runs" if restored else "error"
+    happened = Happened(restored=restored, how=how, message="why")
+    return [
+        Row(scenario=SCENARIO, predicted=Prediction(answer=answer), happened=happened, took_s=0.1)
+        for _ in range(n)
+    ]
+
+
+GOOD = [*rows("yes", 20, restored=True), *rows("no", 40, restored=False)]
+
+
+def problems(*more: Row, full: bool = True) -> list[str]:
+    return Confusion.of([*GOOD, *more]).problems(full=full)
+
+
+def test_all_right():
+    assert problems() == []
+
+
+def test_one_wrong_yes_is_too_many():
+    assert problems(*rows("yes", restored=False)) == ["1 wrong yes"]
+
+
+def test_wrong_noes_up_to_their_share():
+    assert problems(*rows("no", 2, restored=True)) == []
+    assert problems(*rows("no", 3, restored=True)) == ["3 wrong no of 43, more than 5%"]
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_unknown_up_to_its_share(restored: bool):
+    assert problems(*rows("unknown", 6, restored=restored)) == []
+    assert problems(*rows("unknown", 7, restored=restored)) == ["7 unknown of 67, more than 10%"]
+
+
+def test_the_full_form_has_enough_of_both():
+    few = Confusion.of([*rows("yes", 14, restored=True), *rows("no", 24, restored=False)])
+    assert few.problems(full=True) == ["only 14 restored, fewer than 15", "only 24 failed, fewer than 25"]
+    assert few.problems(full=False) == []
+
+
+def finding(rule: str, severity: Severity) -> Finding:
+    return Finding(rule=rule, severity=severity, message="m", remedy="r")
+
+
+def test_the_worst_finding_counts():
+    fine, worse, worst = finding("a.b", "warn"), finding("c.d", "unknown"), finding("e.f", "refuse")
+    assert Prediction.of([fine], 0).answer == "yes"
+    assert Prediction.of([fine, worse], 0) == Prediction(answer="unknown", rules=("c.d",))
+    assert Prediction.of([worst, worse, worst], 0) == Prediction(answer="no", rules=("e.f",))
+
+
+def test_a_refusal_names_its_rules():
+    message = "could not admit image 'i': a [x.y]; b [z.w-v]; a [x.y]; what to do: c"
+    assert Prediction.refused(message, 0).rules == ("x.y", "z.w-v")
+    assert Prediction.refused("it is gone", 0) == Prediction(answer="no", rules=("it is gone",))
+
+
+def test_the_wrong_ones_are_marked_and_explained():
+    text = io.StringIO()
+    console = Console(file=text, width=170)
+    for row in (*rows("yes", restored=False), *rows("unknown", restored=True), *rows("no", restored=False)):
+        report.show_row(console, row)
+    wrong, why, unknown, _, right = text.getvalue().splitlines()
+    assert wrong.endswith("<-- wrong")
+    assert why.strip() == "why"
+    assert unknown.endswith("<-- unknown")
+    assert "<--" not in right
