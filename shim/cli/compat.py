@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -11,10 +16,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from compat import labels as nodelabels
 from compat import profile as profiles
+from compat import verdict
 from compat.probes import System
 from compat.profile import Profile
-from shim.cli.node import this_node
+from compat.rules import REGISTRY, Case
+from engines.api import Finding
+from shim import bundle, prospects
+from shim.cli.node import name_only, this_node
+from shim.errors import ShimError, UsageError
+from shim.images.layout import parse_reference
+from shim.images.store import Image, Store
 from shim.toolchain.find import Tools, find_tools
 
 TOOLS = ("criu", "runc", "crun", "runsc", "containerd", "podman")
@@ -48,6 +61,188 @@ def profile(as_json: bool, output_path: Path | None) -> None:
         click.echo(data.decode(), nl=False)
     else:
         _show(found)
+
+
+@command.command("check")
+@click.argument("images", metavar="IMAGE...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every image of the store.")
+@click.option(
+    "--node",
+    "node_paths",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Profile of a node (`torpor compat profile -o`); may be given again. By default this node.",
+)
+@click.option(
+    "--bundle",
+    "bundle_path",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Bundle of the new container, whose config.json is compared with the old one's; by default a "
+    "container like the dumped one.",
+)
+@click.option("--namespace", default="", help="Namespace of names that are given without one.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--explain", "rule", help="Say what a rule (or a family: cpu, spec.edit) is, and what helps.")
+@click.pass_context
+def check(
+    ctx: click.Context,
+    images: tuple[str, ...],
+    every: bool,
+    node_paths: tuple[Path, ...],
+    bundle_path: Path | None,
+    namespace: str,
+    as_json: bool,
+    rule: str | None,
+) -> None:
+    """Say whether each IMAGE of this node's store restores on each node, and why not.
+
+    The exit status is 0 if all of them do, 1 if one does not, 2 if that is not known of one. Nothing is
+    touched.
+
+    \b
+      torpor compat check web-warm --node node-a.json --node node-b.json
+    """
+    if rule is not None:
+        _explain(rule)
+        return
+    if not images and not every:
+        raise UsageError("give an image, or --all")
+    node = this_node()
+    asked = [node.store.resolve(parse_reference(text, namespace=namespace)) for text in images]
+    if every:
+        asked += node.store.list()
+    places = [_read_profile(path) for path in node_paths]
+    here = [] if places else [prospects.now(node.config, bundle_path or Path("/run"))]
+    rows = [
+        _verdict(node.store, image, place, bundle_path, local=place in here)
+        for image in asked
+        for place in (*here, *places)
+    ]
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "verdicts": [row.document() for row in rows]}, indent=2))
+    else:
+        _report(rows)
+    answers = {row.answer for row in rows}
+    ctx.exit(1 if "no" in answers else 2 if "unknown" in answers else 0)
+
+
+@command.command("labels")
+@click.argument("image", required=False)
+@click.option(
+    "--node",
+    "node_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Profile of another node.",
+)
+@click.option("--namespace", default="", help="Namespace of a name that is given without one.")
+def labels(image: str | None, node_path: Path | None, namespace: str) -> None:
+    """Print this node's labels for a scheduler; with IMAGE the affinity that finds it a fitting node.
+
+    \b
+      kubectl label --overwrite node NAME $(torpor compat labels)
+      torpor compat labels web-warm        # goes below `spec:` of the pod
+    """
+    if image is None:
+        place = _read_profile(node_path) if node_path else profiles.full(system())
+        for key, value in nodelabels.of_node(place).items():
+            click.echo(f"{key}={value}")
+        return
+    store = this_node().store
+    found = store.resolve(parse_reference(image, namespace=namespace))
+    demands = nodelabels.of_image(found.needs, found.manifest.host, prospects.origin(found, store))
+    click.echo(nodelabels.snippet(demands))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The verdict on one image and one node."""
+
+    image: Image
+    node: str
+    findings: tuple[Finding, ...]
+    took_s: float
+
+    @property
+    def answer(self) -> verdict.Answer:
+        return verdict.answer(self.findings)
+
+    def document(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "image": name_only(self.image.reference),
+            "digest": self.image.digest,
+            "node": self.node,
+            "verdict": self.answer,
+            "findings": [msgspec.to_builtins(finding) for finding in self.findings],
+            "ms": round(self.took_s * 1000, 3),
+        }
+
+
+def _verdict(store: Store, image: Image, place: Profile, bundle_path: Path | None, *, local: bool) -> Row:
+    began = time.perf_counter()
+    spec = bundle.read_spec(bundle_path) if bundle_path else None
+    rootfs_path = bundle.rootfs_path(bundle_path, spec) if bundle_path and spec and local else None
+    findings = verdict.run(
+        Case(
+            needs=image.needs,
+            spec=spec,
+            node=place,
+            dump_host=image.manifest.host,
+            rootfs_path=rootfs_path if rootfs_path and rootfs_path.is_dir() else None,
+            local=local,
+            origin=prospects.origin(image, store, spec),
+            new_image_ref=prospects.image_ref(spec) if spec else "",
+        )
+    )
+    name = "this node" if local else place.node or "a node without a name"
+    return Row(image=image, node=name, findings=findings, took_s=time.perf_counter() - began)
+
+
+def _read_profile(path: Path) -> Profile:
+    try:
+        found = profiles.read(path.read_bytes(), what=f"profile '{path}'")
+    except profiles.ProfileError as error:
+        raise ShimError(str(error)) from error
+    return found if found.node else replace(found, node=path.stem)
+
+
+_WORDS = {"yes": "green", "no": "red", "unknown": "yellow"}
+
+
+def _report(rows: list[Row]) -> None:
+    """A matrix where there is more than one, then the reasons, the worst first."""
+    console = Console()
+    nodes = list(dict.fromkeys(row.node for row in rows))
+    if len(rows) > 1:
+        table = Table(box=None, header_style="bold")
+        table.add_column("IMAGE", overflow="fold")
+        for name in nodes:
+            table.add_column(Text(name))
+        for reference in dict.fromkeys(row.image.reference for row in rows):
+            cells = {row.node: row.answer for row in rows if row.image.reference == reference}
+            marks = [Text(cells.get(name, ""), style=_WORDS.get(cells.get(name, ""), "")) for name in nodes]
+            table.add_row(Text(name_only(reference)), *marks)
+        console.print(table)
+    for row in rows:
+        if len(rows) == 1 or row.findings:
+            what = f"{name_only(row.image.reference)} on {row.node}: "
+            console.print(Text(what) + Text(row.answer, style=_WORDS[row.answer]))
+        for finding in row.findings:
+            remedy = f"; {finding.remedy}" if finding.remedy else ""
+            click.echo(f"  {finding.severity:7} {finding.rule}: {finding.message}{remedy}")
+
+
+def _explain(name: str) -> None:
+    found = verdict.explain(name)
+    if not found:
+        known = sorted({part for rule in REGISTRY for part in rule.names})
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        raise UsageError(f"there is no rule '{name}'; {hint}")
+    looks = {"node": "the node", "spec": "the new specification", "here": "this machine"}
+    for rule in found:
+        click.echo(f"{', '.join(rule.names)}\n  {rule.text}")
+        click.echo(f"  Looks at the image and {looks[rule.about]}. Known from: {rule.source}.")
 
 
 def system() -> System:
