@@ -101,7 +101,6 @@ def test_the_exit_status_is_the_verdict(place: Place, nodes: list[Profile], stat
 
 def test_findings_have_a_rule_and_a_remedy(place: Place):
     done = place("check", "web", place.profile(ALIEN))
-    assert "no" in done.output
     assert f"refuse  cpu.architecture: the image was made on {HERE.arch}" in done.output
     assert "restore on a node with" in done.output
 
@@ -135,7 +134,8 @@ def test_edits_of_the_specification(place: Place):
         spec["process"].update(process)
         (bundle / "config.json").write_text(json.dumps(spec))
         done = place("check", "web", f"--bundle={bundle}", place.profile(FITS), "--json")
-        return [finding["rule"] for finding in json.loads(done.stdout)["verdicts"][0]["findings"]]
+        found = json.loads(done.stdout)["verdicts"][0]["findings"]
+        return [finding["rule"] for finding in found if finding["severity"] != "ok"]
 
     assert check() == []
     assert check(args=["other"]) == ["spec.edit.ignored"]
@@ -166,9 +166,9 @@ def test_profile(place: Place):
     assert place("profile", "-o", str(out)).exit_code == 0
     found = profile.read(out.read_bytes(), what="it")
     assert found.arch == HERE.arch
-    assert "there is no criu" in found.unknown["criu_features"]
+    assert found.criu_features is not None or found.unknown["criu_features"]
     assert json.loads(place("profile", "--json").stdout)["schema"] == found.schema
-    assert "? criu_features: there is no criu" in place("profile").output
+    assert f"kernel {found.kernel}" in " ".join(place("profile").output.split())
 
 
 # --- labels --------------------------------------------------------------------------------------------
