@@ -9,6 +9,7 @@ from typing import Any
 from tests.truth import sources
 from tests.truth.place import World
 from tests.truth.scenario import Scenario, Source, as_it_is
+from tests.truth.tools import Release
 
 
 def resources(**fields: Any) -> Callable[[World], object]:
@@ -46,6 +47,15 @@ def _lost(pattern: str) -> Callable[[World], object]:
     return change
 
 
+def _with(release: Release) -> Callable[[World], object]:
+    """The node has other tools."""
+
+    def change(world: World) -> None:
+        world.tools = release
+
+    return change
+
+
 def _of(
     name: str, source: Source, change: Callable[[World], object] = as_it_is, *, short: bool = False
 ) -> Scenario:
@@ -53,6 +63,11 @@ def _of(
 
 
 SCENARIOS = (
+    _of("made by CRIU 4.1, restored by a later one", sources.OF_OLD_CRIU),
+    _of("made and restored by CRIU 4.1", sources.OF_OLD_CRIU, _with("criu-4.1")),
+    _of("restored by CRIU 4.1, made by a later one", sources.PLAIN, _with("criu-4.1")),
+    _of("a CRIU too old for the kernel", sources.PLAIN, _with("criu-3.17")),
+    _of("restored through an older runc", sources.PLAIN, _with("runc-1.1")),
     _of("its source lives on beside it", sources.ALIVE),
     _of("another control group", sources.PLAIN, _other_cgroup),
     _of("memory enough", sources.LARGE, _memory(256)),

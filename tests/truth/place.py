@@ -17,16 +17,18 @@ from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any, Literal
 
-from compat import profile, verdict
+from compat import verdict
+from compat.rules import Origin
 from engines import registry
 from engines.api import (
+    CheckpointEngine,
     CheckpointRequest,
     EngineError,
     EngineSettings,
     Needs,
     RestoreRequest,
 )
-from shim import bundle, restore
+from shim import bundle, prospects, restore
 from shim.config import Config
 from shim.conformance.streams import Output, borrowed
 from shim.errors import ShimError
@@ -43,8 +45,9 @@ from tests.support.containers import (
     tool,
     until,
 )
-from tests.truth import asked
+from tests.truth import asked, tools
 from tests.truth.scenario import Happened, Prediction, Scenario, Source
+from tests.truth.tools import Release
 
 RESTORE_S = 30.0  # after that a restore hangs
 RUNS_S = 20.0
@@ -76,7 +79,7 @@ class World:
     bundle_path: Path
     image_path: Path
     tcp: Literal["keep", "close"] = "close"
-    search_path: str = SEARCH_PATH
+    tools: Release = ""
     closers: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
 
     @property
@@ -134,15 +137,23 @@ class Place:
         )
         self._config.state_path.mkdir()
 
-    def settings(self, container_id: str, search_path: str = SEARCH_PATH) -> EngineSettings:
-        """An engine's settings for a container."""
-        return EngineSettings(
-            runtime_path=self.lab.runc.program,
-            root_path=self.lab.runc.root,
-            state_path=self.lab.path / "state" / container_id,
-            search_path=search_path,
-            python_path=PREFIX / "python",
+    def engine(self, container_id: str, release: Release = "") -> CheckpointEngine:
+        """The engine of a container, with these tools."""
+        programs = tools.prefix(release) / "bin"
+        return registry.create(
+            "criu",
+            EngineSettings(
+                runtime_path=programs / "runc",
+                root_path=self.lab.runc.root,
+                state_path=self.lab.path / "state" / container_id,
+                search_path=f"{programs}:{SEARCH_PATH}",
+                python_path=PREFIX / "python",
+            ),
         )
+
+    def config(self, release: Release) -> Config:
+        """A node with these tools."""
+        return replace_fields(self._config, tools_path=tools.prefix(release))
 
     # --- dumps -----------------------------------------------------------------------------------------
 
@@ -177,7 +188,7 @@ class Place:
         pid = self.lab.runc.pid(container_id)
         image_path = self.lab.path / "images" / container_id
         image_path.parent.mkdir(exist_ok=True)
-        engine = registry.create("criu", self.settings(container_id, source.search_path or SEARCH_PATH))
+        engine = self.engine(container_id, source.tools)
         engine.checkpoint(
             CheckpointRequest(
                 container_id=container_id,
@@ -193,7 +204,7 @@ class Place:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)  # as its caller would: a zombie keeps its process id
             self.lab.runc.delete(container_id)
-        kept = replace_fields(manifest_of(spec), host=profile.load(None))
+        kept = replace_fields(manifest_of(spec), host=prospects.stable(self.config(source.tools)))
         return Dumped(
             source=source,
             spec=spec,
@@ -253,17 +264,23 @@ class Place:
         try:
             needs = dumped.needs
             if world.image_path != dumped.image_path:
-                engine = registry.create("criu", self.settings(world.container_id, world.search_path))
-                needs = engine.inspect(world.image_path)
+                needs = self.engine(world.container_id, world.tools).inspect(world.image_path)
             spec = bundle.read_spec(world.bundle_path)
+            host = dumped.manifest.host
             findings = restore.admit(
-                self._config,
+                self.config(world.tools),
                 spec,
                 needs,
                 dumped.manifest,
                 bundle_path=world.bundle_path,
                 what="truth",
                 tcp=world.tcp,
+                origin=Origin(
+                    engine_version=host.tools.get("criu", "") if host else "",
+                    dump_spec=dumped.spec,
+                    leave_running=dumped.source.lives_on,
+                    use="clone",
+                ),
             )
             findings += verdict.judge_files(needs, spec, world.rootfs)
         except (EngineError, ShimError) as error:
@@ -274,7 +291,7 @@ class Place:
         """Restore, whatever torpor thinks of it, and see what becomes of it."""
         terminal = bool(world.spec["process"].get("terminal"))
         output = Output(world.bundle_path / "tty" if terminal else None)
-        engine = registry.create("criu", self.settings(world.container_id, world.search_path))
+        engine = self.engine(world.container_id, world.tools)
         request = RestoreRequest(
             container_id=world.container_id,
             bundle_path=world.bundle_path,

@@ -12,6 +12,7 @@ from engines.api import Finding
 
 if TYPE_CHECKING:
     from tests.truth.place import World
+    from tests.truth.tools import Release
 
 Answer = Literal["yes", "no", "unknown"]
 Edit = Callable[[dict[str, Any], Path], object]
@@ -41,7 +42,7 @@ class Source:
 
     edit: changes its spec and its bundle before it starts. once: each scenario gets an image of its own.
     client: a live one is connected to port 7000. lives_on: the container runs on beside its image.
-    search_path: of the tools that dump it, "" for the ordinary ones.
+    tools: that dump it.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Source:
     client: bool = False
     once: bool = False
     lives_on: bool = False
-    search_path: str = ""
+    tools: Release = ""
 
 
 @dataclass(frozen=True, kw_only=True)

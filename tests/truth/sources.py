@@ -236,6 +236,7 @@ HOST_PIDS_ALIVE = Source(
     edit=lambda spec, _: drop_namespace(spec, "pid"),
     lives_on=True,
 )
+OF_OLD_CRIU = Source(name="of-old-criu", args=live("--fill", "1"), tools="criu-4.1")
 ALIVE = Source(name="alive", args=live("--fill", "1"), lives_on=True)
 LARGE = Source(name="large", args=live("--fill", "64"))
 FAMILY = Source(name="family", args=live("--children", "8"))
