@@ -217,6 +217,13 @@ class Arriving:
             raise Refused(f"migration {self.record.migration} is not prepared here")
         if self.standing in ("running", "settled"):
             return {}
+        if not self.is_here():
+            if not self._has_run():
+                raise Refused(
+                    f"the container of migration {self.record.migration} is gone: was this node restarted?"
+                )
+            self.record.write(STANDING, "running")
+            return {}
         self.record.write(STANDING, "committed")
         plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
         begun = time.monotonic()
@@ -232,6 +239,15 @@ class Arriving:
         released = time.monotonic()
         self.record.write(STANDING, "running")
         return {"plug": (plugged - begun) * 1000, "release": (released - plugged) * 1000}
+
+    def is_here(self) -> bool:
+        """Whether the runtime has the container, running or not."""
+        return Path(self.plan.root, self.plan.container_id).exists()
+
+    def _has_run(self) -> bool:
+        """Whether it was let go once: then its image is used up."""
+        store = self.here.node.store
+        return store.has(self.reference) and store.consumed_by(store.resolve(self.reference)) is not None
 
     def settle(self) -> None:
         """The source is gone: the image has served."""

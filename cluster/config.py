@@ -31,14 +31,12 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another node. Its table's name is the DNS name in its certificate.
 
     address: "HOST:PORT" of its agent. command: a program whose standard streams are the channel instead, as
-    `ssh root@NODE torpor agent --stdio`. may_push: whether it may send containers here. gateway: its address
-    to which packets for pods that moved there are sent, where nodes have pod networks of their own.
+    `ssh root@NODE torpor agent --stdio`. may_push: whether it may send containers here.
     """
 
     address: str = ""
     command: tuple[str, ...] = ()
     may_push: bool = False
-    gateway: str = ""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

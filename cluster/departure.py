@@ -358,7 +358,8 @@ class _Leaving:
             self.channel.close()
             self.channel = None
             with contextlib.suppress(ShimError):
-                heard = settle.tell(self.here, self.peer, Abort(migration=self.record.migration)) is not None
+                abort = Abort(migration=self.record.migration, final=False)
+                heard = settle.tell(self.here, self.peer, abort) == "unknown"
         if self.report.trial:
             self.record.remove()
         return heard

@@ -71,9 +71,14 @@ class Commit(Message):
 
 
 class Abort(Message):
-    """Forget it all."""
+    """Forget it all; the answer is `unknown` then.
+
+    final: the source runs on already. Otherwise it would like to, and a container that was told to run here
+    goes on, which is the answer.
+    """
 
     migration: str
+    final: bool
 
 
 class Question(Message):

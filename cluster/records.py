@@ -8,6 +8,8 @@ A departure (on the source) and an arrival (on the target) each have a directory
                (see `engines.api.Verdict`). It is the decision of the whole migration.
     standing   of an arrival: `reserved`, `preparing`, `prepared`, `committed`, `running`, `settled`
     wish       what an operator decided with --resolve: `source` or `target`
+    over       of a departure: the target has said that it runs
+    problem    what stood against the last try to bring it to its end
 
 Everything else in it is made by `departure` and `arrival`. A line is replaced by a rename and is on disk
 before the call returns.
@@ -34,6 +36,8 @@ PLAN = "plan.json"
 VERDICT = "verdict"
 STANDING = "standing"
 WISH = "wish"
+OVER = "over"
+PROBLEM = "problem"
 LOCK = "lock"
 _NAME = re.compile(r"[0-9a-f]{16}")
 

@@ -24,7 +24,7 @@ from cluster.messages import (
     Send,
     Standing,
 )
-from cluster.records import STANDING, Record
+from cluster.records import STANDING, WISH, Arrival, Record
 from cluster.settle import Failures
 from shim.errors import ShimError
 
@@ -111,9 +111,7 @@ class _Session:
                     return Answer(standing="running", times_ms=times_ms)
             case Abort():
                 with self._record(said.migration) as record:
-                    if record.exists() and record.read(STANDING) != "settled":
-                        self._known(record).undo()
-                return Answer(standing="unknown")
+                    return Answer(standing=self._abort(record, said))
             case Question():
                 return Answer(standing=self._standing(said.migration))
             case Forget():
@@ -218,10 +216,23 @@ class _Session:
         if not record.exists():
             return "unknown"
         with record.locked() as ours:
-            if ours and record.read(STANDING) in ("", "reserved", "preparing"):
+            standing = record.read(STANDING)
+            half = standing in ("", "reserved", "preparing")
+            if standing == "prepared":  # it asks, so it has not decided: an operator's wish can be followed
+                half = record.read(WISH) == "source" or not self._known(record).is_here()
+            if ours and half:
                 self._known(record).undo()
                 return "unknown"
         return _STANDINGS[record.read(STANDING)]
+
+    def _abort(self, record: Record, said: Abort) -> Standing:
+        if not record.exists():
+            return "unknown"
+        standing = _STANDINGS[record.read(STANDING)]
+        if record.read(STANDING) == "settled" or (standing == "running" and not said.final):
+            return "running"
+        self._known(record).undo()
+        return "unknown"
 
     @contextlib.contextmanager
     def _record(self, migration: str) -> Generator[Record]:
@@ -244,4 +255,6 @@ class _Session:
             raise Refused(f"migration {record.migration} is not known here")
         if self._arriving is not None and self._arriving.record.migration == record.migration:
             return self._arriving
+        if record.plan(Arrival).peer != self.peer:
+            raise Refused(f"migration {record.migration} is not between '{self.peer}' and this node")
         return Arriving(self.here, record)

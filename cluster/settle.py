@@ -8,15 +8,16 @@ it may have been told by an operator to run. Every step may be repeated.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from cluster import wiring
 from cluster.arrival import Arriving
-from cluster.channel import Lost
+from cluster.channel import Lost, Refused
 from cluster.here import Here
 from cluster.messages import Abort, Answer, Commit, Forget, Message, Question, Standing
-from cluster.records import STANDING, VERDICT, WISH, Arrival, Departure, Record, Wish, all_of
+from cluster.records import OVER, PROBLEM, STANDING, VERDICT, WISH, Arrival, Departure, Record, Wish, all_of
 from cluster.transport import connect
 from engines import registry
 from engines.api import EngineError
@@ -24,6 +25,7 @@ from netmig import identity as identities
 from netmig.errors import NetworkError
 from shim import state
 from shim.errors import ShimError
+from shim.images.layout import Reference
 
 _ALIVE = ("running", "paused", "created")
 Failures = (ShimError, EngineError, NetworkError, OSError)
@@ -65,7 +67,7 @@ def departure(here: Here, record: Record) -> bool:
     if verdict == "commit":
         return _ended(here, record, plan)
     resume(here, plan)
-    heard = tell(here, plan.peer, Abort(migration=plan.migration)) is not None
+    heard = tell(here, plan.peer, Abort(migration=plan.migration, final=True)) is not None
     if not verdict or heard:  # else the target may hold a container that waits for our word
         record.remove()
     return not verdict or heard
@@ -82,7 +84,12 @@ def _decide(here: Here, record: Record, plan: Departure) -> str:
     if standing == "running":
         return "commit"
     alive = here.status(plan.engine, plan.root, plan.container_id) in _ALIVE
-    return "commit" if standing == "prepared" and (wish == "target" or not alive) else "abort"
+    if standing == "prepared" and (wish == "target" or not alive):
+        return "commit"
+    if standing == "prepared":
+        # Only once it is gone there: until then somebody may let it run.
+        standing = tell(here, plan.peer, Abort(migration=plan.migration, final=False))
+    return {"unknown": "abort", "running": "commit"}.get(standing or "", "")
 
 
 def resume(here: Here, plan: Departure) -> None:
@@ -95,8 +102,14 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
     identity = identities.decode(plan.identity)
     wiring.unplug(identity)
     resume(here, plan)
-    if tell(here, plan.peer, Commit(migration=plan.migration)) != "running":
-        return False
+    if not record.read(OVER):
+        try:
+            standing = tell(here, plan.peer, Commit(migration=plan.migration))
+        except Refused as error:
+            raise ShimError(f"{error}; {_rescue(here, record, plan)}") from error
+        if standing != "running":
+            return False
+        record.write(OVER, "yes")
     here.delete(plan.engine, plan.root, plan.container_id)
     directory = Path(plan.directory)
     if directory.exists():
@@ -120,6 +133,18 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
     return True
 
 
+def _rescue(here: Here, record: Record, plan: Departure) -> str:
+    """The target has lost what it had prepared: the image is all there is, and becomes one of this store."""
+    store, path = here.node.store, record.path / "image"
+    reference = Reference(namespace="", name=f"migration-{plan.migration}")
+    if not store.has(reference):
+        with store.staging() as staged:
+            for entry in path.iterdir():
+                shutil.move(entry, staged / entry.name)
+            store.commit(staged, reference)
+    return f"container '{plan.container_id}' runs nowhere: restore it from image '{reference}' of this node"
+
+
 # --- the target ----------------------------------------------------------------------------------------
 
 
@@ -136,12 +161,10 @@ def _bring_on(arriving: Arriving, record: Record) -> None:
     standing, wish = arriving.standing, record.read(WISH)
     if standing == "committed" or (standing == "prepared" and wish == "target"):
         arriving.commit()
-    elif standing in ("", "reserved", "preparing") or (standing == "prepared" and wish == "source"):
+    elif standing in ("", "reserved", "preparing"):
         arriving.undo()
-    elif standing == "settled":
-        plan = arriving.plan
-        if not Path(plan.root, plan.container_id).exists():
-            arriving.leave()  # its owner has deleted it
+    elif standing == "settled" and not arriving.is_here():
+        arriving.leave()  # its owner has deleted it
 
 
 # --- all of them ---------------------------------------------------------------------------------------
@@ -172,7 +195,9 @@ def settle_all(here: Here) -> list[str]:
                 else:
                     arrival(here, record)
             except Failures as error:
-                problems.append(f"migration {record.migration}: {error}")
+                if record.exists() and record.read(PROBLEM) != (problem := " ".join(str(error).split())):
+                    record.write(PROBLEM, problem)
+                    problems.append(f"migration {record.migration}: {problem}")
     return problems
 
 
@@ -194,8 +219,11 @@ def resolve(here: Here, migration: str, wish: Wish) -> str:
     with coming.locked(wait=True):
         if coming.read(STANDING) != "prepared":
             raise ShimError(f"could not resolve migration {migration}: it is not in doubt here")
+        plan = coming.plan(Arrival)
         coming.write(WISH, wish)
         arrival(here, coming)
-    plan = coming.plan(Arrival) if coming.exists() else None
     here.audit("migrate", migration=migration, verdict=f"resolved: {wish}")
-    return f"decided for the {wish}" + (f": '{plan.container_id}' runs here" if plan else "")
+    if wish == "target":
+        return f"decided for the target: '{plan.container_id}' runs here"
+    # It was promised to the source, which may have decided by now.
+    return f"noted: node '{plan.peer}' hears it when it asks, unless it has decided already"

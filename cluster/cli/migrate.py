@@ -14,7 +14,7 @@ from rich.table import Table
 from cluster import config
 from cluster.departure import Report, migrate
 from cluster.here import Here
-from cluster.records import STANDING, VERDICT, Arrival, Departure, all_of
+from cluster.records import STANDING, VERDICT, Arrival, Departure, Record, all_of
 from cluster.settle import resolve
 from netmig.errors import NetworkError
 from shim.cli.node import this_node
@@ -113,13 +113,13 @@ def _show(report: Report) -> None:
 
 def _list(here: Here, *, as_json: bool) -> None:
     rows: list[dict[str, str]] = []
-    for record in all_of(here.config.departures):
+    for record in filter(Record.exists, all_of(here.config.departures)):
         plan = record.plan(Departure)
         state = {"hold": "in doubt", "commit": "leaving", "": "preparing"}.get(
             record.read(VERDICT), "staying"
         )
         rows.append(_row(record.migration, plan.container_id, f"to {plan.peer}", state))
-    for record in all_of(here.config.arrivals):
+    for record in filter(Record.exists, all_of(here.config.arrivals)):
         plan = record.plan(Arrival)
         standing = record.read(STANDING)
         state = "in doubt" if standing == "prepared" else "here" if standing == "settled" else standing

@@ -58,8 +58,8 @@ TARGET = (
     "before cluster.arrival:Arriving.commit",
     "before cluster.records:Record.write=committed",
     "after cluster.records:Record.write=committed",
-    "before cluster.wiring:plug",
-    "after cluster.wiring:plug",
+    "before cluster.wiring:Plug.put_in",
+    "after cluster.wiring:Plug.put_in",
     "before cluster.arrival:start",
     "after cluster.arrival:start",
     "before cluster.records:Record.write=running",
@@ -71,12 +71,8 @@ TARGET = (
 
 ALL = [("source", point) for point in SOURCE] + [("target", point) for point in TARGET]
 SHORT = [
-    ("source", "after cluster.cargo:send#8"),
     ("source", "after cluster.departure:_Leaving._have_prepared"),
     ("source", "after cluster.records:Record.write=commit"),
-    ("source", "before cluster.wiring:remove"),
-    ("target", "after cluster.wiring:apply"),
-    ("target", "after engines.criu.stages:RestoreStages._restored"),
     ("target", "after cluster.records:Record.write=prepared"),
     ("target", "before cluster.arrival:start"),
 ]

@@ -93,12 +93,14 @@ class Fault:
     def healed(self) -> float:
         """From now on all is well: how long it takes until a copy runs, seconds."""
         begun = time.monotonic()
-        until(lambda: self.place.runs_on(0.05), timeout_s=30, what=f"one copy runs: {self.logs()}")
+        while not self.place.runs_on(0.05):
+            assert time.monotonic() < begun + 30, f"nobody runs: {self.logs()}"
         return time.monotonic() - begun
 
     def logs(self) -> str:
-        """What the agents have said."""
-        return "; ".join(agent.log_path.read_text()[-1000:] for agent in self.place.agents)
+        """What the agents have said, and what they know."""
+        said = [agent.log_path.read_text()[-2000:] for agent in self.place.agents]
+        return "; ".join([*said, *(str(agent.records()) for agent in self.place.agents)])
 
 
 def settled(place: Pair, fault: Fault) -> str:
@@ -139,7 +141,7 @@ def test_a_killed_agent(place: Pair, side: str, point: str, tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("side", "point"), POINTS)
+@pytest.mark.parametrize(("side", "point"), POINTS[::2] if POINTS is SHORT else POINTS)
 def test_a_cut_link(place: Pair, side: str, point: str, tmp_path: Path) -> None:
     pod = place.start("web")
     client = place.client(both_ways(pod.ips, 2))

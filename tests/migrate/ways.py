@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_over_standard_streams(place: Pair) -> None:
     place.forget()
 
 
+@pytest.mark.skipif(not os.environ.get("TORPOR_SOAK"), reason="long: see ./run soak")
 def test_its_process_dies_when_it_is_prepared(place: Pair, tmp_path: Path) -> None:
     """The next process takes over what the dead one left: the record on disk is all there is."""
     marks = tmp_path / "marks"
