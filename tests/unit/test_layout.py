@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PACKAGES = {"cluster", "shim", "engines", "netmig", "compat"}
+PACKAGES = {"cluster", "shim", "engines", "netmig", "compat", "sim"}
 
 
 def test_imports_follow_the_rules() -> None:
