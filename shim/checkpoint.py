@@ -32,7 +32,7 @@ from engines.api import (
     PhaseInfo,
 )
 from netmig.errors import NetworkError
-from shim import annotations, bundle, identity, log, prospects, state, timing
+from shim import annotations, bundle, identity, log, prospects, signals, state, timing
 from shim.config import Config, engine_settings
 from shim.errors import ShimError
 from shim.images import layout, rootfs
@@ -134,7 +134,8 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
             log.keep(error, config.state_path, source.container_id)
             _leave_logs(source.directory, wanted, failed=True)
             raise
-        _leave_logs(source.directory, wanted, failed=False)
+        with contextlib.suppress(OSError):  # the image is whole without them, and its source may be gone
+            _leave_logs(source.directory, wanted, failed=False)
     timings = Timings(
         operation="checkpoint",
         container_id=source.container_id,
@@ -210,8 +211,10 @@ def into_store(
         try:
             _, timings = take(source, config, wanted, commit)
         except BaseException as error:
-            if committed:
+            if committed and _lives(source.settings, source.container_id):
                 store.withdraw(staged, reference)
+            elif committed:  # it failed too late, and the image is all there is
+                store.settled(reference)
             tell(f"failed: {error}")
             raise
         store.settled(reference)
@@ -291,17 +294,22 @@ def settle(config: Config, store: Store) -> None:
             theirs, find_tools(config.tools_path), pending.root, Path(pending.directory)
         )
         registry.create(image.manifest.engine.name, settings).undo(pending.container_id)
-        try:
-            found = bundle.runtime_state(theirs.runtime_path, pending.root, pending.container_id)
-            alive = found.status in {"running", "paused"}
-        except ShimError:
-            alive = False
+        alive = _lives(settings, pending.container_id)
         verdict = "withdrawn: its source lives" if alive else "kept: its source is gone"
         if alive:
             store.remove(replace_fields(image.reference, digest=None))
         else:
             store.settled(image.reference)
         log.audit(config.store_path, "settle", image=str(image.reference), verdict=verdict)
+
+
+def _lives(settings: EngineSettings, container_id: str) -> bool:
+    """Whether the source of an image is there to run on."""
+    try:
+        found = bundle.runtime_state(settings.runtime_path, str(settings.root_path), container_id)
+        return found.status in {"running", "paused"}
+    except ShimError:
+        return False
 
 
 def _leave_logs(directory: Path, wanted: Wanted, *, failed: bool) -> None:
@@ -347,6 +355,7 @@ class _Job:
         self._thread: threading.Thread | None = None
         self._manifest: Manifest | None = None
         self._reached = False
+        self._told = False  # the engine that the source may die: the image is whole
         self._runtime_version = ""
         self._needs: Needs | None = None
         # An engine that cannot enter a namespace by path keeps its network itself.
@@ -390,7 +399,8 @@ class _Job:
             self._join()
             # A caller's directory: the engine found it empty, so that all that is in it is this call's. The
             # store's staging goes by itself, and may hold an image that was replaced and comes back.
-            if self._reached and self.wanted.extras_path.parent == self.wanted.image_path:
+            ours = self._reached and self.wanted.extras_path.parent == self.wanted.image_path
+            if ours and (not self._told or _lives(self.source.settings, self.source.container_id)):
                 _empty(self.wanted.image_path)
             raise
         return stats
@@ -419,6 +429,9 @@ class _Job:
                 raise self._failure
             if not self.wanted.leave_running:
                 self._complete()
+                # From here on the source may die: whoever interrupts now would be left with neither.
+                signals.too_late()
+                self._told = True
 
     def _keeps_rootfs(self) -> bool:
         """Whether the root file system is ours to keep: some engines do it themselves."""

@@ -104,6 +104,6 @@ def say_farewell(netns_path: Path, needs: Needs) -> int:
 
     Returns how many could be told; the others learn it when they send something.
     """
-    with contextlib.suppress(NetworkError), Netns.open(netns_path) as netns:
+    with contextlib.suppress(NetworkError, OSError), Netns.open(netns_path) as netns:
         return farewell(netns, connections(needs))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from engines.api import CheckpointRequest
@@ -79,7 +80,8 @@ def serve(context: Context) -> int | None:
     except Exception as error:
         _audit(context, image_path, f"failed: {error}")
         raise
-    write_file(image_path / f"{layout.EXTRAS_PREFIX}{layout.TIMINGS}", timing.encode(timings))
+    with contextlib.suppress(OSError):  # the image is whole without them, and its source may be gone
+        write_file(image_path / f"{layout.EXTRAS_PREFIX}{layout.TIMINGS}", timing.encode(timings))
     timing.record(context.config.store_path, timings)
     _audit(context, image_path, "left running" if wanted.leave_running else "stopped")
     return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shim.images import layout
 from tests.integration.test_verbs_kill import Scene
 from tests.support import soak
 from tests.support.containers import SEARCH_PATH, lab, mounts_under, until
@@ -68,6 +69,38 @@ def test_checkpoint(scene: Scene) -> None:
         last = output.last_tick()
         until(lambda last=last: output.last_tick() > last + 3, timeout_s=5, what=f"it runs on, try {point}")
         assert scene.lab.runc.state(name)["status"] == "running"
+
+
+@pytest.mark.soak
+def test_checkpoint_that_stops(scene: Scene) -> None:
+    """The container runs on, or its image is there: whoever interrupts is never left with neither."""
+    root = str(scene.lab.runc.root)
+    whole_s = 0.0
+    for point in range(-1, TRIES):
+        name = scene.lab.new_id()
+        output = scene.lab.runc.run(scene.bundle(name), name)
+        until(lambda output=output: output.last_tick() > 0)
+        words = ["checkpoint", name, "--root", root, "--stop", "--name", name]
+        image = scene.torpor.image_path(name)
+        if point < 0:
+            began = time.monotonic()
+            scene.torpor(*words)
+            whole_s = time.monotonic() - began
+            assert image.exists()
+            continue
+        # At each second one the moment in which the image has got its name.
+        if point % 2:
+            interrupted(scene, words, image.exists)
+        else:
+            interrupted(scene, words, whole_s * (0.3 + 0.7 * point / TRIES))
+        scene.settle()
+        if image.exists() and not (image / layout.PENDING).exists():
+            scene.torpor("images", "verify", name)
+            assert scene.lab.runc.state(name).get("status") != "running", f"try {point}"
+        else:
+            last = output.last_tick()
+            until(lambda output=output, last=last: output.last_tick() > last + 3, what=f"it runs on, {point}")
+        scene.lab.runc.delete(name)
 
 
 @pytest.mark.soak

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 
 from engines import registry
 from engines.api import CheckpointRequest, DumpFailed, DumpStats, EngineSettings, Needs, PhaseInfo
-from shim import checkpoint
-from shim.checkpoint import Source, into_store
+from shim import checkpoint, signals
+from shim.checkpoint import Source, Wanted, into_store, take
 from shim.config import Config
 from shim.errors import Unsettled
 from shim.images import layout
@@ -106,6 +108,7 @@ def test_a_stopping_checkpoint_ends_settled(place: Place) -> None:
 
 
 def test_a_failure_after_the_image_got_its_name_takes_it_back(place: Place) -> None:
+    place.lives(True)
     with pytest.raises(DumpFailed):
         place.take(Engine(fails=True))
     assert not place.store.list()
@@ -114,10 +117,66 @@ def test_a_failure_after_the_image_got_its_name_takes_it_back(place: Place) -> N
 
 def test_such_a_failure_gives_a_replaced_image_back(place: Place) -> None:
     digest = place.take(Engine("old"))
+    place.lives(True)
     with pytest.raises(DumpFailed):
         place.take(Engine("new", fails=True), replace=True)
     assert place.store.resolve(WEB).digest == digest
     place.store.verify(place.store.resolve(WEB), pages=True)
+
+
+def test_a_failure_after_the_source_has_died_leaves_the_image(place: Place) -> None:
+    """It is all there is."""
+    with pytest.raises(DumpFailed):
+        place.take(Engine("last", fails=True))
+    image = place.store.resolve(WEB)
+    assert (image.checkpoint_path / "inventory.img").read_text() == "last"
+    place.store.verify(image, pages=True)
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["source-lives", "source-gone"])
+def test_so_it_is_in_the_directory_of_a_caller(place: Place, alive: bool) -> None:
+    place.lives(alive)
+    place.monkeypatch.setattr(registry, "choose", lambda *_: Engine("last", fails=True))
+    image_path = place.path / "image"
+    wanted = Wanted(
+        image_path=image_path,
+        extras_path=image_path / layout.EXTRAS,
+        work_path=None,
+        leave_running=False,
+        rootfs="if-overlay",
+    )
+    with pytest.raises(DumpFailed):
+        take(place.source, place.config, wanted, lambda _: None)
+    assert bool(list(image_path.iterdir())) is not alive
+
+
+def test_logs_that_cannot_be_left_do_not_spoil_a_checkpoint(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_leave_logs", full)
+    place.take(Engine())
+    assert place.store.resolve(WEB)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_interrupts_when_the_source_may_die_is_too_late(place: Place, number: int) -> None:
+    class Slow(Engine):
+        def checkpoint(self, request: CheckpointRequest, /) -> DumpStats:
+            stats = super().checkpoint(request)
+            os.kill(os.getpid(), number)
+            return stats
+
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signals.end_once()
+        place.take(Slow())
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert place.store.resolve(WEB)
 
 
 @pytest.mark.parametrize("alive", [True, False], ids=["source-lives", "source-gone"])
