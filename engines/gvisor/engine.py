@@ -172,7 +172,7 @@ class GvisorEngine:
             frozen_s=now - frozen_since,
             total_s=now - started,
             image_bytes=sum(sizes.values()),
-            pages_bytes=sizes[image.STATE if self._settings.compress else "pages.img"],
+            pages_bytes=sizes.get(image.STATE if self._settings.compress else "pages.img", 0),
         )
 
     def _run_dump(self, guarded: calls.Guarded, words: str, *argv: str) -> None:
@@ -241,9 +241,8 @@ class GvisorEngine:
             )
             restore_s = time.monotonic() - since
             others = self._runsc.fellows(request.container_id)
-            if sum(other.status == "running" for other in others) + 1 >= len(
-                record.pod
-            ):  # else none runs yet
+            if 1 + sum(other.status == "running" for other in others) >= len(record.pod):
+                # Of a pod none runs before the last one is there.
                 self._settle(guarded, words, request.container_id)
             if request.pid_file_path:
                 draft = request.pid_file_path.with_name(f".{request.pid_file_path.name}")

@@ -220,9 +220,8 @@ def _state_files(journal: Journal) -> list[Path]:
 
 def _remove_filestore(journal: Journal) -> None:
     if journal.rootfs:
-        sandbox_id = (
-            journal.sandbox_id or journal.container_id
-        )  # whoever has a file there, it bears this name
+        # Whoever has a file there, it bears the sandbox's name.
+        sandbox_id = journal.sandbox_id or journal.container_id
         Path(journal.rootfs, f".gvisor.filestore.{sandbox_id}").unlink(missing_ok=True)
 
 
