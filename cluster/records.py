@@ -11,8 +11,8 @@ A departure (on the source) and an arrival (on the target) each have a directory
     over       of a departure: the target has said that it runs
     problem    what stood against the last try to bring it to its end
 
-Everything else in it is made by `departure` and `arrival`. A line is replaced by a rename and is on disk
-before the call returns.
+Everything else in it is made by `departure` and `arrival`. A line is replaced by a rename. The verdict is on
+disk before the call returns; the others need only outlive the process: what they tell ends with the kernel.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Record:
 
     def make(self, plan: msgspec.Struct) -> None:
         """Write what it is about: from now on it counts. Raises OSError."""
-        _replace(self.path / PLAN, msgspec.json.encode(plan))
+        _replace(self.path / PLAN, msgspec.json.encode(plan), durable=True)
 
     def plan(self, kind: type[T]) -> T:
         """What it is about. Raises ShimError."""
@@ -129,7 +129,7 @@ class Record:
 
     def write(self, name: str, word: str) -> None:
         """Write one of the lines. Raises OSError."""
-        _replace(self.path / name, f"{word}\n".encode())
+        _replace(self.path / name, f"{word}\n".encode(), durable=name == VERDICT)
 
     def read(self, name: str) -> str:
         """One of the lines, "" if it was not written."""
@@ -178,15 +178,18 @@ def all_of(parent: Path) -> Iterator[Record]:
                 yield Record(parent, path.name)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes, *, durable: bool) -> None:
     draft = path.with_name(f".{path.name}.new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, data)
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     draft.replace(path)
+    if not durable:
+        return
     parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(parent)
