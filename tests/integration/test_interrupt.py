@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -88,13 +89,19 @@ def test_checkpoint_that_stops(scene: Scene) -> None:
             whole_s = time.monotonic() - began
             assert image.exists()
             continue
-        # At each second one the moment in which the image has got its name.
-        if point % 2:
-            interrupted(scene, words, image.exists)
-        else:
-            interrupted(scene, words, whole_s * (0.3 + 0.7 * point / TRIES))
+
+        def whole(image: Path = image) -> bool:
+            return image.exists() and not (image / layout.PENDING).exists()
+
+        def may_die(name: str = name, whole: Callable[[], bool] = whole) -> bool:
+            journals = list(scene.torpor.state_path.glob(f"containers/*/{name}/criu-call.json"))
+            with contextlib.suppress(FileNotFoundError):
+                return any('"committed": true' in path.read_text() for path in journals) or whole()
+            return whole()
+
+        interrupted(scene, words, may_die if point % 2 else whole_s * (0.3 + 0.7 * point / TRIES))
         scene.settle()
-        if image.exists() and not (image / layout.PENDING).exists():
+        if whole():
             scene.torpor("images", "verify", name)
             assert scene.lab.runc.state(name).get("status") != "running", f"try {point}"
         else:
