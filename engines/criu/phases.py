@@ -17,7 +17,8 @@ from dataclasses import dataclass
 _MFD_EXEC = 0x10
 _ACTIONS = ("pre-dump", "network-lock", "post-dump", "pre-restore", "setup-namespaces", "post-restore")
 
-# A shell, since it must start in less than a millisecond: it runs up to eight times a call.
+# A shell, since it must start in less than a millisecond: it runs up to eight times a call. It takes the
+# word of a verdict as `Journal.verdict` does.
 _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in
 {actions}) ;;
@@ -28,11 +29,15 @@ if read -r answer </proc/{pid}/fd/{answer}; then
     [ "$answer" = yes ]
     exit
 fi
-verdict={verdict}
-while read -r word <"$verdict" && [ "$word" = hold ]; do
+while :; do
+    word=
+    read -r word <{verdict}
+    case "$word" in
+    commit) exit 0 ;;
+    "" | abort) exit 1 ;;
+    esac
     sleep 0.1
 done
-[ "$word" = commit ]
 """
 
 

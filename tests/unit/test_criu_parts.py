@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from engines.api import EngineSettings, EngineUnavailable
-from engines.criu import calls, cgroups, config, journal, wire
+from engines.criu import calls, cgroups, config, journal, phases, wire
 from engines.registry import choose, create, names
+from tests.support.containers import until
 
 
 @pytest.mark.parametrize(
@@ -144,3 +146,40 @@ def test_the_registry_names_what_there_is(tmp_path: Path) -> None:
     assert choose(settings).name == "criu", "an engine without a rival is not probed"
     refused = [finding for finding in create("criu", settings).probe() if finding.severity == "refuse"]
     assert {finding.rule for finding in refused} >= {"criu.runtime", "criu.tool.criu"}
+
+
+@pytest.mark.parametrize("text", [None, "", "abort\n", "commit\n", "commit", "hold\n", "hold", "later\n"])
+def test_a_script_without_its_engine_takes_the_verdict_as_the_undo_does(
+    tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "it's a verdict"
+    if text is not None:
+        path.write_text(text)
+    call = journal.Journal(
+        operation="checkpoint",
+        container_id="c",
+        runtime="runc",
+        runtime_args=[],
+        root="/run/runc",
+        state=str(tmp_path),
+        search_path="",
+        image="",
+        verdict_path=str(path),
+    )
+    verdict = call.verdict()
+    script = phases.Script(str(path))
+    try:
+        process = subprocess.Popen(
+            [script.path],
+            env={**os.environ, "CRTOOLS_SCRIPT_ACTION": "post-dump"},
+            stderr=subprocess.DEVNULL,
+        )
+        until(lambda: bool(script.stages()), what="the script asks")
+    finally:
+        script.close()
+    if verdict == "hold":
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        path.write_text("commit\n")
+        verdict = "commit"
+    assert process.wait(10) == (0 if verdict == "commit" else 1)
