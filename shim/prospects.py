@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compat import profile
+from compat import profile, verdict
 from compat.probes import System
 from compat.profile import Profile
 from compat.rules import Origin, part
-from engines.api import ImageCorrupt
+from engines.api import Finding, ImageCorrupt, Needs
+from shim import admission, bundle
 from shim.checkpointable import without_io_uring
 from shim.config import Config
 from shim.images import layout
 from shim.images.beneath import read_plain
 from shim.images.documents import MAX_DOCUMENT_BYTES
-from shim.images.manifest import Use, seccomp_digest
+from shim.images.manifest import Manifest, Use, seccomp_digest
 from shim.images.store import Image, Store
+from shim.network import Tcp
+from shim.network import judge as network_judge
 from shim.pod import identify
 from shim.toolchain.find import default_prefix, search_path
 
@@ -94,3 +97,40 @@ def _dump_spec(image: Image, spec: Mapping[str, Any]) -> dict[str, Any] | None:
     if recorded == seccomp_digest(part(part(without_io_uring(spec), "linux"), "seccomp")):
         dumped = {**dumped, "linux": {**part(dumped, "linux"), "seccomp": part(spec, "linux").get("seccomp")}}
     return dumped
+
+
+def examine(
+    config: Config,
+    spec: bundle.Spec,
+    needs: Needs,
+    manifest: Manifest | None,
+    *,
+    bundle_path: Path,
+    tcp: Tcp = "close",
+    coming: Collection[str] = (),
+    origin: Origin | None = None,
+) -> tuple[Finding, ...]:
+    """Judge whether what is in an image may run in a container of this spec, on this node.
+
+    bundle_path: the new container's, whose root file system tells where its mounts really go. tcp: what is to
+    become of connections; coming: addresses that the container will be given; origin: what else is known of
+    the image. Raises ShimError if a namespace of the spec cannot be entered.
+    """
+    rootfs_path = bundle.rootfs_path(bundle_path, spec)
+    findings = admission.check(
+        spec,
+        needs,
+        manifest,
+        allowed_hooks=config.allowed_hooks,
+        rootfs_path=rootfs_path,
+    )
+    findings += verdict.judge(
+        needs,
+        spec,
+        dump_host=manifest.host if manifest else None,
+        rootfs_path=rootfs_path,
+        node=now(config, rootfs_path or bundle_path),
+        origin=origin,
+        new_image_ref=image_ref(spec),
+    )
+    return findings + network_judge(needs, spec, tcp=tcp, coming=coming)

@@ -80,32 +80,14 @@ def admit(
     coming: Collection[str] = (),
     origin: Origin | None = None,
 ) -> tuple[Finding, ...]:
-    """Judge whether what is in an image may run in a container of this spec, on this node.
+    """What `prospects.examine` finds, refused if that is a reason to. what: the image in words.
 
-    bundle_path: the new container's, whose root file system tells where its mounts really go. what: the image
-    in words. tcp: what is to become of connections; coming: addresses that the container will be given;
-    origin: what else is known of the image.
     Returns the findings that were no reason to refuse.
     Raises AdmissionRefused, WiderPrivileges, ImageIncompatible with every refusal named.
     """
-    rootfs_path = bundle.rootfs_path(bundle_path, spec)
-    findings = admission.check(
-        spec,
-        needs,
-        manifest,
-        allowed_hooks=config.allowed_hooks,
-        rootfs_path=rootfs_path,
+    findings = prospects.examine(
+        config, spec, needs, manifest, bundle_path=bundle_path, tcp=tcp, coming=coming, origin=origin
     )
-    findings += verdict.judge(
-        needs,
-        spec,
-        dump_host=manifest.host if manifest else None,
-        rootfs_path=rootfs_path,
-        node=prospects.now(config, rootfs_path or bundle_path),
-        origin=origin,
-        new_image_ref=prospects.image_ref(spec),
-    )
-    findings += network.judge(needs, spec, tcp=tcp, coming=coming)
     admission.refuse(findings, what=what)
     return findings
 

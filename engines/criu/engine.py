@@ -18,6 +18,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from engines.api import (
@@ -46,6 +47,7 @@ from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
 from engines.criu.stages import DumpStages, RestoreStages, sizes_of
 from engines.criu.undo import Outcome, release_network, undo_pending
+from engines.forecasts import Forecast, refusal
 
 _LOG_BYTES = 1 << 20
 _CAPABILITIES: frozenset[Capability] = frozenset(
@@ -90,6 +92,21 @@ class CriuEngine:
         from engines.criu.inspect import inspect
 
         return inspect(image_path, self._settings.python_path)
+
+    def foresee(self, container_id: str, bundle_path: Path, /) -> Forecast:
+        """What a dump would run into, from /proc alone. Raises InvalidRequest."""
+        from engines.criu.forecast import forecast
+
+        words = f"could not foresee a checkpoint of container '{container_id}'"
+        container = self._container(container_id, words)
+        groups = cgroups.of_container(self._settings.root_path, container.id, container.pid)
+        told = forecast(container, bundle_path, groups)
+        try:
+            self._check_node(words, container.annotations.get(config.ANNOTATION))
+            _check_stopped(groups, cgroups.freezer(groups), words)
+        except (EngineUnavailable, NotSupported) as error:
+            return replace(told, findings=(refusal("criu.foresee.state", error, words), *told.findings))
+        return told
 
     # --- dumps -----------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ from engines.cuda.node import Found
 from engines.cuda.records import Asleep, Call, Holder
 from engines.cuda.stage import Known, StageFailed
 from engines.cuda.undo import Guarded, undo_pending
+from engines.forecasts import Forecast, refusal
 
 NAME = "criu-cuda"
 _FREEZE_S = 5.0
@@ -107,6 +108,19 @@ class CudaEngine:
             remedy = "restore on a node with such GPUs"
             return (Finding(rule="gpu.fit", severity="refuse", message=str(error), remedy=remedy),)
         return ()
+
+    def foresee(self, container_id: str, bundle_path: Path, /) -> Forecast:
+        """What a dump would run into; GPU memory goes into host memory first. Raises InvalidRequest."""
+        told = self._criu.foresee(container_id, bundle_path)
+        # Device files of GPUs are closed by the driver before CRIU comes.
+        kept = tuple(finding for finding in told.findings if finding.rule != "criu.foresee.device")
+        words = f"could not foresee a checkpoint of container '{container_id}'"
+        try:
+            found = node.find(self._settings, self._way, container_id, words, moving=True)
+        except (EngineUnavailable, NotSupported) as error:
+            return replace(told, findings=(refusal("gpu.foresee", error, words), *kept))
+        on_gpu = sum(size for process in found.processes for size in process.gpus.values())
+        return replace(told, findings=kept, memory_bytes=told.memory_bytes + on_gpu)
 
     # --- dumps -----------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
+from engines.forecasts import Forecast, refusal
 from engines.gvisor import calls, image, judge, pod, preflight, probe, terminal
 from engines.gvisor.journal import WORK, Journal, start_time
 from engines.gvisor.runsc import Container, Runsc, read_spec
@@ -107,6 +108,20 @@ class GvisorEngine:
             f"could not pre-dump container '{request.container_id}': gVisor has no pre-dump; dump in one go",
             after="running",
         )
+
+    def foresee(self, container_id: str, bundle_path: Path, /) -> Forecast:
+        """What a dump would run into: kind of sandbox, exec sessions. Raises InvalidRequest."""
+        words = f"could not foresee a checkpoint of container '{container_id}'"
+        container = self._container(container_id, words)
+        spec = read_spec(bundle_path, words)
+        source = preflight.Source(self._runsc, container, spec, bundle_path / spec["root"]["path"], words)
+        found: tuple[Finding, ...] = ()
+        try:
+            source.check_kind()
+            source.check_tasks()
+        except (NotSupported, DumpFailed) as error:
+            found = (refusal("gvisor.foresee", error, words),)
+        return Forecast(findings=found, memory_bytes=preflight.memory_bytes(container.pid))
 
     # --- dumps -----------------------------------------------------------------------------------------
 

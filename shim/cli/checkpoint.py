@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
+import msgspec
 from rich.console import Console
 
+from compat import verdict
 from shim import bundle
-from shim.checkpoint import Source, into_store
-from shim.cli.node import this_node
+from shim.checkpoint import Source, choose_engine, into_store
+from shim.cli.node import Node, this_node
 from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
+from shim.forecast import forecast
 from shim.images.layout import parse_reference
 from shim.images.manifest import source_of
 from shim.images.spec import parse
@@ -19,7 +23,7 @@ from shim.images.spec import parse
 
 @click.command("checkpoint")
 @click.argument("container")
-@click.option("--name", required=True, help="Name of the checkpoint image in the store.")
+@click.option("--name", help="Name of the checkpoint image in the store.")
 @click.option(
     "--namespace", help="Namespace of the image; by default that of the container's pod, else none."
 )
@@ -42,10 +46,16 @@ from shim.images.spec import parse
 )
 @click.option("--full-copy", is_flag=True, help="Copy a root file system whole that is no overlay.")
 @click.option("--replace", is_flag=True, help="Replace an image of the same name.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would make it fail; the container is not even frozen. The exit status is 0 "
+    "if nothing would, 1 if something would, 2 if that is not known.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(
     container: str,
-    name: str,
+    name: str | None,
     namespace: str | None,
     root: str | None,
     stop: bool,
@@ -54,6 +64,7 @@ def command(
     engine: str | None,
     full_copy: bool,
     replace: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Checkpoint CONTAINER (its id, or the beginning of it) into the local image store.
@@ -64,6 +75,7 @@ def command(
     \b
       torpor checkpoint 3f2a --name web-warm
       torpor checkpoint 3f2a --name job-7 --stop
+      torpor checkpoint 3f2a --dry-run
     """
     node = this_node()
     whole = node.find_container(container, root)
@@ -76,9 +88,6 @@ def command(
     spec = parse((found.bundle_path / bundle.CONFIG).read_bytes())
     if namespace is None:
         namespace = source_of(spec, container_id=found.container_id).pod_namespace
-    reference = parse_reference(name, namespace=namespace)
-    if reference.digest:
-        raise UsageError("a new image gets its digest from its content; give a name without '@'")
     directory = node.directory(where, found.container_id)
     source = Source(
         container_id=found.container_id,
@@ -87,6 +96,14 @@ def command(
         bundle_path=found.bundle_path,
         settings=engine_settings(config, node.tools, where, directory),
     )
+    if dry_run:
+        _forecast(node, source, engine, full_copy=full_copy, as_json=as_json)
+        return
+    if not name:
+        raise UsageError("give the image a --name, or ask with --dry-run")
+    reference = parse_reference(name, namespace=namespace)
+    if reference.digest:
+        raise UsageError("a new image gets its digest from its content; give a name without '@'")
     with Console(stderr=True).status(f"checkpointing {found.container_id}"):
         image, timings = into_store(
             source,
@@ -123,3 +140,23 @@ def command(
         f"{image.n_bytes / 2**20:.1f} MiB in {timings.total_s:.3f} s{frozen}; "
         f"the container {'has ended' if stop else 'is as it was'}"
     )
+
+
+def _forecast(node: Node, source: Source, wish: str | None, *, full_copy: bool, as_json: bool) -> None:
+    """Say what stands against a checkpoint; its exit status is the answer."""
+    spec = bundle.read_spec(source.bundle_path)
+    engine = choose_engine(source, node.config, spec, wish)
+    findings = forecast(
+        engine, source.container_id, source.bundle_path, node.config.store_path, full_copy=full_copy
+    )
+    answer = verdict.answer(findings)
+    if as_json:
+        told = [msgspec.to_builtins(finding) for finding in findings]
+        click.echo(json.dumps({"schema": 1, "verdict": answer, "findings": told}, indent=2))
+    else:
+        for finding in findings:
+            remedy = f"; {finding.remedy}" if finding.remedy else ""
+            click.echo(f"{finding.severity:8} {finding.rule}: {finding.message}{remedy}")
+        words = {"yes": "can be", "no": "cannot be", "unknown": "may or may not be"}
+        click.echo(f"container '{source.container_id}' {words[answer]} checkpointed as it is now")
+    sys.exit({"yes": 0, "no": 1, "unknown": 2}[answer])

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import click
 
+from compat import verdict
 from engines import registry
 from engines.api import EngineError
-from shim import admission, bundle, log, restore, state
+from shim import admission, bundle, log, rehearsal, restore, state
 from shim.annotations import Network, Wish
 from shim.checkpoint import settle
 from shim.cli.node import Node, this_node
 from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
 from shim.images.layout import parse_reference
-from shim.network import plan as planned
+from shim.images.store import Image
 from shim.start import start
 from shim.streams import Streams
 
@@ -84,29 +85,14 @@ def command(
     directory = node.directory(root, name)
     settings = engine_settings(node.config, node.tools, root, directory)
     if dry_run:
-        restore.ask(registry.create(found.manifest.engine.name, settings), found, spec)
-        what = str(found.reference)
-        leave_running = found.manifest.leave_running
-        plan = planned(network, found.needs, spec, found.path, leave_running=leave_running, what=what)
-        admission.refuse(plan.findings, what=what)
-        findings = plan.findings + restore.admit(
-            node.config,
-            spec,
-            found.needs,
-            found.manifest,
-            bundle_path=bundle_path,
-            what=what,
-            tcp=plan.tcp,
-            coming=plan.coming,
+        target = restore.Target(
+            container_id=name,
+            root=root,
+            directory=directory,
+            bundle_path=bundle_path.resolve(),
+            settings=settings,
         )
-        if (use or found.manifest.effective_use) == "move" and (
-            by := node.store.consumed_by(found)
-        ) is not None:
-            raise ShimError(f"could not restore image '{found.reference}': container '{by}' has used it")
-        node.store.verify(found, pages=True)
-        for finding in findings:
-            click.echo(f"{finding.severity:8} {finding.rule}: {finding.message}")
-        click.echo(f"{found.reference} can be restored into {bundle_path} on this node")
+        _rehearse(node, found, target, spec, network, use)
         return
     if found.manifest.terminal:
         raise ShimError(
@@ -158,6 +144,39 @@ def command(
         status = _wait(node, root, name, pid, directory)
         streams.drain()
         sys.exit(status)
+
+
+def _rehearse(
+    node: Node,
+    found: Image,
+    target: restore.Target,
+    spec: bundle.Spec,
+    network: Network | None,
+    use: str | None,
+) -> None:
+    """Say everything that stands against a restore. The exit status is that of `torpor compat check`."""
+    findings = rehearsal.rehearse(
+        node.config,
+        node.store,
+        found,
+        target,
+        spec,
+        registry.create(found.manifest.engine.name, target.settings),
+        network_mode=network,
+        use="move" if (use or found.manifest.effective_use) == "move" else "clone",
+    )
+    for finding in findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        click.echo(f"{finding.severity:8} {finding.rule}: {finding.message}{remedy}")
+    where = f"into {target.bundle_path} on this node"
+    match verdict.answer(findings):
+        case "yes":
+            click.echo(f"{found.reference} can be restored {where}")
+        case "unknown":
+            click.echo(f"nobody knows whether {found.reference} can be restored {where}")
+            sys.exit(2)
+        case "no":
+            admission.refuse(findings, what=str(found.reference))
 
 
 def _wait(node: Node, root: str, name: str, pid: int, directory: Path) -> int:

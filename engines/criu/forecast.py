@@ -1,0 +1,96 @@
+"""What a dump of a running container would run into, and what its image would ask for, from /proc alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engines.api import Finding
+from engines.criu import cgroups, foresee, tree
+from engines.criu.runtime import Container
+from engines.forecasts import Forecast
+
+_LISTEN, _ESTABLISHED = "0A", "01"
+_N_NAMED = 4
+
+
+def forecast(container: Container, bundle_path: Path, groups: cgroups.Groups) -> Forecast:
+    """Findings of a container that is neither frozen nor touched. Raises nothing."""
+    pids = tree.of(container.pid)
+    found = [
+        *foresee.look(container.pid, bundle_path).findings,
+        *_sessions(pids, groups),
+        *_network(container.pid, pids),
+    ]
+    return Forecast(findings=tuple(found), memory_bytes=sum(map(_memory, pids)))
+
+
+def _warning(rule: str, message: str, remedy: str) -> Finding:
+    return Finding(rule=f"criu.foresee.{rule}", severity="warn", message=message, remedy=remedy)
+
+
+def _sessions(pids: Sequence[int], groups: cgroups.Groups) -> Iterator[Finding]:
+    others = [pid for pid in cgroups.tasks(groups) if pid not in pids]
+    if others:
+        yield _warning(
+            "session",
+            f"{len(others)} processes of exec sessions (process {others[0]}) are not in the image",
+            "end them first, if what they do is wanted",
+        )
+
+
+def _network(init: int, pids: Sequence[int]) -> Iterator[Finding]:
+    inodes = {inode for pid in pids for inode in _sockets(pid)}
+    bound: set[str] = set()
+    connected = 0
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{init}/net/{name}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[9] not in inodes:
+                    continue
+                address = _address(words[1].partition(":")[0])
+                if words[3] == _LISTEN and not address.is_unspecified and not address.is_loopback:
+                    bound.add(f"{address} port {int(words[1].partition(':')[2], 16)}")
+                connected += words[3] == _ESTABLISHED and not address.is_loopback
+    if bound:
+        yield _warning(
+            "address",
+            f"it listens on {', '.join(sorted(bound)[:_N_NAMED])}: it restores only where that address is",
+            "let the program listen on all addresses, or restore with network: keep or keep-closed",
+        )
+    if connected:
+        yield _warning(
+            "connections",
+            f"{connected} TCP connections with others will be closed by a restore",
+            "checkpoint with --stop --keep-tcp and restore with network: keep, to have them go on",
+        )
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                link = os.readlink(f"/proc/{pid}/fd/{number}")  # noqa: PTH115
+                if link.startswith("socket:["):
+                    yield link[8:-1]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address as /proc/net writes it: 32-bit words in the machine's own order."""
+    raw = bytes.fromhex(text)
+    return ipaddress.ip_address(b"".join(raw[n : n + 4][::-1] for n in range(0, len(raw), 4)))
+
+
+def _memory(pid: int) -> int:
+    """Bytes of a process that an image would hold: anonymous and shared memory, swapped out or not."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    sizes = re.findall(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", text, re.MULTILINE)
+    return sum(int(size) << 10 for size in sizes)

@@ -1,0 +1,118 @@
+"""A dry run of a checkpoint and of a restore says what the real one would meet, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_verbs_kill import Scene
+from tests.support.containers import lab, mounts_under, until
+
+pytestmark = pytest.mark.engine
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with lab(tmp_path) as inner:
+        yield Scene(inner)
+
+
+def start(scene: Scene) -> str:
+    name = scene.lab.new_id()
+    output = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: output.last_tick() > 2, what="it counts")
+    return name
+
+
+def foresee(scene: Scene, name: str, *options: str) -> tuple[int, dict[str, str]]:
+    """Exit status of a dry checkpoint, and its findings' severity by rule."""
+    words = ("checkpoint", name, "--root", scene.lab.runc.root, "--dry-run", "--json", *options)
+    done = scene.torpor(*words, check=False)
+    assert done.stdout, done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    return done.returncode, {finding["rule"]: finding["severity"] for finding in findings}
+
+
+def test_a_checkpoint_is_foreseen_without_a_freeze(scene: Scene):
+    name = start(scene)
+    status, found = foresee(scene, name)
+    assert status == 0, found
+    assert "refuse" not in found.values()
+    assert scene.lab.runc.state(name)["status"] == "running"
+    assert not list(scene.torpor.store_path.glob("images/*"))
+
+    # A session of exec is not in the image: that is told, and no obstacle.
+    scene.lab.runc("exec", "-d", name, "sh", "-c", "exec sleep 100 >/dev/null 2>&1 </dev/null")
+    status, found = foresee(scene, name)
+    assert (status, found["criu.foresee.session"]) == (0, "warn")
+
+
+def test_what_a_checkpoint_would_meet_is_named(scene: Scene):
+    name = scene.lab.new_id()
+    program = "import time; print('ready', flush=True); time.sleep(99)"
+    plain = scene.lab.bundle(name, ["python", "-IS", "-c", program])
+    output = scene.lab.runc.run(plain, name)
+    until(lambda: "ready" in output.text, what="it is ready")
+    status, found = foresee(scene, name)
+    assert (status, found["rootfs.kind"]) == (1, "refuse")
+    assert foresee(scene, name, "--full-copy")[0] == 0
+
+
+def test_a_restore_is_rehearsed(scene: Scene):
+    source = start(scene)
+    root = scene.lab.runc.root
+    scene.torpor("checkpoint", source, "--root", root, "--name", "web", "--stop", "--use", "clone")
+    scene.lab.runc.delete(source)
+    assert scene.torpor("compat", "check", "web").returncode == 0
+
+    target = scene.lab.new_id("t")
+    bundle = scene.bundle(target)
+    document: dict[str, Any] = json.loads((bundle / "config.json").read_text())
+
+    def rehearse(edit: Edit = lambda _: None, *options: str) -> tuple[int, str]:
+        changed = json.loads(json.dumps(document))
+        edit(changed)
+        (bundle / "config.json").write_text(json.dumps(changed))
+        words = ("restore", "web", "--bundle", bundle, "--root", root, "--dry-run", *options)
+        done = scene.torpor(*words, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    for _ in range(2):
+        status, said = rehearse()
+        assert status == 0, said
+        assert "can be restored" in said
+    assert not list((bundle / "upper").iterdir()), "the changes of the image went into the container"
+    assert not list(scene.torpor.store_path.glob("rehearsal-*"))
+    assert not mounts_under("rehearsal-")
+
+    def spoil(changed: dict[str, Any]) -> None:
+        entry = {"destination": "/new", "type": "bind", "source": "/etc", "options": ["rbind"]}
+        changed["mounts"].append(entry)
+        changed["process"].update(user={"uid": 7, "gid": 7}, terminal=True)
+
+    status, said = rehearse(spoil)
+    assert status == 1, said
+    for rule in ("mounts.added", "spec.edit.identity", "spec.terminal"):
+        assert f"refuse   {rule}:" in said
+
+    status, said = rehearse(lambda changed: changed["process"].update(args=["other"]))
+    assert status == 0, said
+    assert "warn     spec.edit.ignored:" in said
+
+
+def test_a_restore_under_an_id_that_is_taken(scene: Scene):
+    source = start(scene)
+    root = scene.lab.runc.root
+    scene.torpor("checkpoint", source, "--root", root, "--name", "web")
+    bundle = scene.bundle(scene.lab.new_id("t"))
+    words = ("restore", "web", "--bundle", bundle, "--root", root, "--dry-run")
+    done = scene.torpor(*words, "--id", source, check=False)
+    assert done.returncode == 1
+    assert "restore.id" in done.stdout
+    assert scene.lab.runc.state(source)["status"] == "running"
