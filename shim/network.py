@@ -3,7 +3,9 @@
 Nothing here loads pyroute2; what changes a namespace is in `adoption`.
 
 Whether a network namespace has an address is tried by binding to it, which is what a restore will do: that
-counts addresses that are not yet usable, and routes that make an address local, as the kernel does.
+counts addresses that are not yet usable, and routes that make an address local, as the kernel does. Where
+IPv4 was never used, or ip_nonlocal_bind is set, the kernel lets everything be bound: there a route is asked
+for.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ Tcp = Literal["keep", "close"]
 RULE = "network.address"
 _N_NAMED = 4
 _SIOCGIFMTU, _SIOCGIFHWADDR = 0x8921, 0x8927
+_NOBODYS = "240.0.0.1"  # reserved (RFC 1112, section 4)
 # States of a TCP socket that has no connection, which CRIU makes again whatever becomes of connections.
 _UNCONNECTED = frozenset({"listen", "closed"})
 
@@ -207,7 +210,7 @@ def _missing(address: str, sockets: Sequence[SocketNeed], where: str) -> Finding
 
 
 def absent(addresses: Iterable[str], netns_path: Path | None) -> tuple[str, ...]:
-    """The addresses that a socket cannot be bound to in a network namespace; None is the caller's own.
+    """The addresses that a network namespace does not have; None is the caller's own.
 
     Raises ShimError if the namespace cannot be entered.
     """
@@ -253,6 +256,20 @@ def _ask(what: int, interface: str) -> bytes:
 
 
 def _has(address: str) -> bool:
+    if not _takes(address):
+        return False
+    if ":" in address or _is_everywhere(plain(address)) or not _takes(_NOBODYS):
+        return True
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial, contextlib.suppress(OSError):
+        trial.connect((address, 9))  # nothing is sent; one talks to oneself from the same address
+        return str(trial.getsockname()[0]) == address
+    return False
+
+
+def _takes(address: str) -> bool:
+    """Whether a socket can be bound to an address."""
     import socket  # clones of what listens everywhere ask nothing
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

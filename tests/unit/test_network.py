@@ -124,6 +124,30 @@ def test_a_namespace_with_the_old_address_is_as_good_as_the_old_one(namespace: P
     assert "10.77.1.3" in finding.message
 
 
+@pytest.mark.engine
+def test_a_namespace_that_lets_everything_be_bound_has_only_its_own(namespace: Path) -> None:
+    command(*f"nsenter --net={namespace} sysctl -qw net.ipv4.ip_nonlocal_bind=1".split())
+    assert network.absent([OLD, "127.0.0.1", "224.0.0.251", "10.77.1.3"], namespace) == ("10.77.1.3",)
+    command(*f"nsenter --net={namespace} ip route add local 10.78.0.0/16 dev lo".split())
+    assert network.absent(["10.78.1.1", "10.79.1.1"], namespace) == ("10.79.1.1",)
+
+
+@pytest.mark.engine
+def test_a_namespace_that_never_had_an_address_has_none() -> None:
+    """The kernel lets everything be bound there."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    name = f"tpfresh{os.getpid():x}"
+    command("ip", "netns", "add", name)
+    try:
+        fresh = Path("/run/netns", name)
+        assert network.absent([OLD, "127.0.0.1", "fd77::1"], fresh) == (OLD, "fd77::1")
+        (finding,) = network.judge(needs(LISTEN_OLD, UDP_GROUP), spec(netns=fresh), tcp="close")
+        assert OLD in finding.message
+    finally:
+        command("ip", "netns", "delete", name)
+
+
 def identity(address: str = OLD, *, mtu: int = 1500) -> Identity:
     eth0 = Link(name="eth0", index=2, kind="veth", mac="02:00:00:00:00:01", mtu=mtu, queue_length=0, flags=1)
     return Identity(links=(eth0,), addresses=(LinkAddress(interface="eth0", ip=address, prefix=24, scope=0),))
