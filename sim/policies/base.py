@@ -40,7 +40,6 @@ class State:
         tick_s: time between ticks.
         spot: whether spot capacity is to be had now.
         place: where the job runs; none right after its spot machine was taken.
-        last_place: where it ran until now, before anything was taken.
         starting_s: what is left of the last restart.
 
     """
@@ -55,7 +54,6 @@ class State:
     tick_s: float = 0.0
     spot: bool = False
     place: Place = "none"
-    last_place: Place = "none"
     starting_s: float = 0.0
 
 

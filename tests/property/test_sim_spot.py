@@ -1,0 +1,110 @@
+"""Jobs on spot machines: deadlines hold whatever the capacity does, and figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.errors import SimError
+from sim.policies.base import Action, Event, Policy, RunOn, SetInterval, State
+from sim.policies.spot import Greedy, OnDemand, UniformProgress
+from sim.spot import SpotJob, run
+
+TICK = 600.0
+HOUR = 3600.0
+policies = st.sampled_from([Greedy, UniformProgress, OnDemand])
+
+
+@st.composite
+def capacities(draw: st.DrawFn) -> list[int]:
+    """Zones that come and go in stretches, as real ones do."""
+    stretches = draw(st.lists(st.integers(1, 60), min_size=1, max_size=20))
+    first = draw(st.integers(0, 1))
+    zone = [(first + n) % 2 for n, length in enumerate(stretches) for _ in range(length)]
+    return (zone * (1 + 400 // len(zone)))[:400]
+
+
+@settings(deadline=None, max_examples=200)
+@given(policies, capacities(), st.floats(1, 50), st.floats(1.1, 2), st.floats(0, 3600))
+def test_every_job_meets_its_deadline_and_does_its_work(
+    policy: type[Policy], zone: list[int], hours: float, slack: float, restart_s: float
+) -> None:
+    # Two whole ticks and two starts: what a job needs that loses its machine in the last moment.
+    work_s = hours * HOUR
+    job = SpotJob(
+        work_s=work_s, deadline_s=work_s * slack + 2 * restart_s + 3 * TICK, restart_s=restart_s, tick_s=TICK
+    )
+    if job.deadline_s > 400 * TICK:
+        return
+    out = run(policy(), job, zone)
+    assert out.end_s <= job.deadline_s
+    assert out.spot_work_s + out.on_demand_work_s == pytest.approx(work_s)
+    assert out.spot_held_s + out.on_demand_held_s + out.idle_s == pytest.approx(out.end_s)
+    assert out.cost == pytest.approx((out.spot_held_s * 0.9731 + out.on_demand_held_s * 3.06) / HOUR)
+    assert out.spot_held_s <= sum(zone) * TICK
+
+
+def test_spot_that_is_always_there_is_all_that_is_used() -> None:
+    job = SpotJob(work_s=10 * HOUR, deadline_s=20 * HOUR)
+    for policy in (Greedy(), UniformProgress()):
+        out = run(policy, job, [1] * 200)
+        assert (out.on_demand_held_s, out.preemptions) == (0, 0)
+        # One start of 720 s, and ticks are paid whole: 36,720 s are 61.2 of them.
+        assert out.spot_held_s == 62 * TICK
+
+
+def test_without_spot_the_greedy_waits_and_uniform_progress_does_not() -> None:
+    job = SpotJob(work_s=10 * HOUR, deadline_s=20 * HOUR)
+    greedy, uniform = run(Greedy(), job, [0] * 200), run(UniformProgress(), job, [0] * 200)
+    assert greedy.idle_s > 8 * HOUR
+    assert uniform.idle_s <= TICK
+    assert greedy.on_demand_held_s == 62 * TICK
+
+
+def test_a_machine_that_is_taken_costs_another_start() -> None:
+    job = SpotJob(work_s=2 * HOUR, deadline_s=20 * HOUR)
+    out = run(Greedy(), job, [1] * 6 + [0] * 2 + [1] * 100)
+    assert (out.preemptions, out.idle_s) == (1, 2 * TICK)
+    assert out.spot_held_s == 15 * TICK  # 7,200 s of work and two starts are 8,640 s: 14.4 ticks
+
+
+def test_a_job_that_cannot_meet_its_deadline_is_refused() -> None:
+    with pytest.raises(SimError, match="do not fit before its deadline"):
+        SpotJob(work_s=10 * HOUR, deadline_s=10 * HOUR)
+    with pytest.raises(SimError, match="its tick is 0"):
+        SpotJob(tick_s=0)
+
+
+def test_capacity_that_ends_before_the_job_is_refused() -> None:
+    with pytest.raises(SimError, match="ends after 10 ticks"):
+        run(Greedy(), SpotJob(), [1] * 10)
+
+
+def test_a_policy_that_does_not_say_where_is_named() -> None:
+    class Silent:
+        name = "silent"
+
+        def on_event(self, state: State, event: Event) -> list[Action]:
+            return [SetInterval(5)]
+
+    with pytest.raises(SimError, match="'silent'"):
+        run(Silent(), SpotJob(), [1] * 400)
+
+
+def test_policies_for_spot_say_nothing_to_other_events_and_need_a_deadline() -> None:
+    for policy in (Greedy(), UniformProgress(), OnDemand()):
+        assert policy.on_event(State(), Event("failure")) == []
+    for policy in (Greedy(), UniformProgress()):
+        with pytest.raises(SimError, match="no deadline"):
+            policy.on_event(State(tick_s=600, work_s=1), Event("tick"))
+
+
+def test_uniform_progress_stays_on_demand_until_it_is_two_restarts_ahead() -> None:
+    state = State(
+        now_s=HOUR, work_s=10 * HOUR, done_s=0.5 * HOUR, deadline_s=20 * HOUR, restart_s=720, tick_s=TICK,
+        spot=True, place="on-demand",
+    )  # fmt: skip
+    assert UniformProgress().on_event(state, Event("tick")) == [RunOn("on-demand")]
+    state.done_s = 0.5 * HOUR + 2 * 720 * 0.5 + 1
+    assert UniformProgress().on_event(state, Event("tick")) == [RunOn("spot")]
