@@ -148,6 +148,7 @@ def at_create(
                         held=True,
                         at_restored=at_restored,
                     )
+                root.enter_context(_made(target))
                 if adoption:
                     adoption.done()
                 if plan.mode == "keep-closed" and plan.netns_path and network.peers_of(image.needs):
@@ -303,6 +304,29 @@ def _applied(image: Image, view: RootfsView, backup_path: Path) -> Generator[Non
         _take_back(view, backup_path, error)
         raise
     shutil.rmtree(backup_path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _made(target: Target) -> Generator[None]:
+    """The engine has made the container, which nobody else knows of yet; ended if what follows fails.
+
+    Raises NotUndone, in place of what failed, if it cannot be ended.
+    """
+    try:
+        yield
+    except BaseException as error:
+        settings = target.settings
+        runtime_args = (*settings.runtime_args, "--root", target.root)
+        words = ("delete", "--force", target.container_id)
+        try:
+            answer = bundle.ask_runtime(settings.runtime_path, runtime_args, *words)
+        except ShimError as worse:
+            raise NotUndone(f"{error}; and {worse}") from error
+        if answer.returncode:
+            raise NotUndone(f"{error}; and it could not be ended: {answer.stderr.strip()}") from error
+        if target.pid_file_path is not None:
+            target.pid_file_path.unlink(missing_ok=True)
+        raise
 
 
 def _take_back(view: RootfsView, backup_path: Path, error: BaseException) -> None:

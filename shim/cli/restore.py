@@ -123,9 +123,10 @@ def command(
             held, findings = restore.at_create(node.config, node.store, found, target, spec, wish)
             if held.phase == "restoring":  # the engine makes the container in `start`
                 state.advance(directory, held, "held")
-    except (EngineError, ShimError) as error:
-        streams.back()
-        log.audit(node.config.store_path, "refused", container=name, image=image, verdict=str(error))
+    except BaseException as error:
+        streams.back()  # or nobody would read what it says
+        if isinstance(error, (EngineError, ShimError)):
+            log.audit(node.config.store_path, "refused", container=name, image=image, verdict=str(error))
         raise
     warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
     log.audit(

@@ -165,6 +165,48 @@ def test_restore_that_nobody_can_end_any_more(scene: Scene) -> None:
         scene.lab.runc.delete(container_id)
 
 
+# The memory file system is full when the restored container is to be noted as held.
+FULL = """
+from shim import state
+from shim.cli.main import main
+
+advance = state.advance
+
+def full(directory, found, phase):
+    if phase == "held":
+        raise OSError(28, "No space left on device")
+    return advance(directory, found, phase)
+
+state.advance = full
+main()
+"""
+
+
+def test_a_restore_that_fails_behind_its_engine_leaves_nothing(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    first = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: first.last_tick() > 5)
+    root = str(scene.lab.runc.root)
+    scene.torpor("checkpoint", name, "--root", root, "--name", "web", "--stop")
+    scene.lab.runc.delete(name)
+    target = scene.lab.new_id("f")
+    words = ["restore", "web", "--bundle", str(scene.bundle(target)), "--root", root, "-d", "--id", target]
+    failed = subprocess.run(
+        [sys.executable, "-c", FULL, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, CONF_VARIABLE: str(scene.torpor.conf_path), "PATH": SEARCH_PATH},
+        check=False,
+    )
+    assert (failed.returncode, "No space left" in failed.stderr) == (1, True), failed.stderr
+    scene.settle()
+    until(lambda: not scene.residue(target), what=f"{scene.residue(target)}")
+    scene.torpor(*words)
+    assert scene.lab.runc.state(target)["status"] == "running"
+    scene.lab.runc.delete(target)
+
+
 def test_a_log_is_appended_to_and_an_error_is_told(scene: Scene) -> None:
     name = scene.lab.new_id()
     first = scene.lab.runc.run(scene.bundle(name), name)

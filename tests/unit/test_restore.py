@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from engines.api import EngineSettings
 from shim import restore
 from shim.errors import NotUndone
 from shim.images.rootfs import RootfsView
@@ -31,3 +32,31 @@ def test_a_plain_directory_that_was_changed_is_not_passed_off_as_new(tmp_path: P
     ):
         assert (root / "changed").exists()
         raise RuntimeError("no memory")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_container_that_nobody_is_told_of_is_ended(tmp_path: Path, status: int) -> None:
+    """The engine was through, and something else failed: it would stay frozen for ever."""
+    runtime, asked, pid_file = tmp_path / "runc", tmp_path / "asked", tmp_path / "pid"
+    runtime.write_text(f'#!/bin/sh\necho "$@" >{asked}\necho "it does not die" >&2\nexit {status}\n')
+    runtime.chmod(0o755)
+    pid_file.write_text("7")
+    target = restore.Target(
+        container_id="c",
+        root="/run/x",
+        directory=tmp_path,
+        bundle_path=tmp_path,
+        settings=EngineSettings(
+            runtime_path=runtime,
+            root_path=Path("/run/x"),
+            state_path=tmp_path,
+            search_path="/bin",
+            runtime_args=("--systemd-cgroup",),
+        ),
+        pid_file_path=pid_file,
+    )
+    words = "no space$" if status == 0 else "no space; and it could not be ended: it does not die"
+    with pytest.raises(NotUndone if status else OSError, match=words), restore._made(target):
+        raise OSError("no space")
+    assert asked.read_text() == "--systemd-cgroup --root /run/x delete --force c\n"
+    assert pid_file.exists() is bool(status)
