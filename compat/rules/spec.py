@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from compat.rules.case import (
     NODE_DEVICES,
@@ -99,3 +100,29 @@ def mounts(case: Case) -> Iterator[Finding]:
                 f"{found.fstype} with content of its own",
                 "leave the mount out, or take the checkpoint of a container that has it",
             )
+
+
+@rule("mounts.source", about="here", source="measured: not a directory; field report cri-o PR#6203")
+def sources(case: Case) -> Iterator[Finding]:
+    """What the new spec binds in must be there, and be a file where a file is, a directory where that is.
+    Make it again, of the kind that it was.
+    """
+    for path, entry in specified_mounts(case.new, case.rootfs_path).items():
+        source = Path(str(entry.get("source") or ""))
+        if not is_bind(entry) or not source.is_absolute():
+            continue
+        place = case.rootfs_path / path.lstrip("/") if case.rootfs_path else None
+        if not source.exists():
+            problem = "is not there"
+        elif place and place.is_dir() and not source.is_dir():
+            problem = "is no directory, and a directory is there"
+        elif place and place.is_file() and source.is_dir():
+            problem = "is a directory, and a file is there"
+        else:
+            continue
+        yield finding(
+            "mounts.source",
+            "refuse",
+            f"'{source}', which the new spec mounts on '{path}', {problem}",
+            "make it again, of the kind that it was",
+        )

@@ -189,7 +189,7 @@ def bound(*destinations: str, kind: str = "bind") -> dict[str, Any]:
         {
             "destination": path,
             "type": kind,
-            "source": "/nowhere",
+            "source": "/",
             "options": ["rbind"] if kind == "bind" else [],
         }
         for path in destinations
