@@ -116,10 +116,10 @@ class Adoption:
         from netmig.capture import capture
         from netmig.claim import probe
 
-        problems = check(self._identity, self._netns, self._host, adopt=True, peers=self._peers)
+        now = capture(self._netns, self._host)
+        problems = check(self._identity, self._netns, self._host, adopt=True, peers=self._peers, now=now)
         if problems:
             raise self._refused("; ".join(map(str, problems)))
-        now = capture(self._netns, self._host)
         had = {one.ip for one in global_addresses(now)}
         wanted = [one.ip for one in global_addresses(self._identity) if one.ip not in had]
         macs = [link.mac for link in now.links if link.mac]
@@ -190,7 +190,9 @@ class Adoption:
             plug(self._applied, self._host)
             with Announcer(self._netns, global_addresses(self._identity)) as announcer:
                 announcer.send()
-            return self._findings
+            return self._findings + tuple(
+                Finding(rule=_RULE, severity="warn", message=one) for one in self._applied.warnings
+            )
         except NetworkError as error:
             raise self._refused(str(error)) from error
 

@@ -130,6 +130,15 @@ def test_a_pod_becomes_the_one_that_slept(place: Place) -> None:
     assert place.left() == []
 
 
+def test_what_this_node_cannot_take_over_is_told(place: Place) -> None:
+    foreign = json.loads(encode(place.old))
+    foreign["sysctls"]["net/ipv4/of_another_kernel"] = "1"
+    (place.path / "image" / "network.json").write_text(json.dumps(foreign))
+    ended = place.run("none")
+    assert ended.returncode == 0, ended.stderr
+    assert "could not read sysctl 'net/ipv4/of_another_kernel'" in ended.stdout.splitlines()[2]
+
+
 @pytest.mark.parametrize("last", ["enter", "lock", "apply", "plug", "take", "open"])
 def test_a_call_that_was_killed_is_taken_back(place: Place, last: str) -> None:
     assert place.run(last).returncode == -signal.SIGKILL
