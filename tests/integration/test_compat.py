@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from compat import profile
+from engines.criu import processor
+from engines.criu.images import ImageReader
 from tests.integration.test_verbs_kill import Scene
-from tests.support.containers import lab, mounts_under, until
+from tests.support.containers import PREFIX, command, lab, mounts_under, tool, until
 
 pytestmark = pytest.mark.engine
 
@@ -21,6 +24,14 @@ Edit = Callable[[dict[str, Any]], object]
 def scene(tmp_path: Path) -> Iterator[Scene]:
     with lab(tmp_path) as inner:
         yield Scene(inner)
+
+
+def test_a_processor_that_criu_wrote_down_is_read(tmp_path: Path):
+    command(tool("criu"), "cpuinfo", "dump", "-D", tmp_path)
+    written = processor.written_flags(ImageReader(tmp_path, PREFIX / "python"))
+    assert written is not None
+    known = {name for names in processor.BITS.values() for name in names.values()}
+    assert set(written) == known & set(profile.load(None).cpu_flags)
 
 
 def start(scene: Scene) -> str:
