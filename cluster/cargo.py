@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import queue
 import shutil
 import subprocess
-import threading
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from cluster.channel import Channel
+from cluster.channel import Channel, OnChunk
 from cluster.messages import Send
 from shim import bundle
 from shim.errors import ShimError
 from shim.images import layout
+from shim.images.layout import is_page_file
 from shim.images.manifest import FileDigest, Manifest
 from shim.images.rootfs import RootfsView, find_rootfs, write_diff
 from shim.images.seal import list_files, locate, write_file
-
-_SMALL_BYTES = 1 << 16
 
 
 def root_of(bundle_path: Path) -> RootfsView:
@@ -59,7 +56,7 @@ def send_memory(channel: Channel, image_path: Path) -> dict[str, FileDigest]:
 def send_rest(
     channel: Channel, image_path: Path, manifest: Manifest, digests: Mapping[str, FileDigest]
 ) -> int:
-    """Send what is missing of an image and last its manifest, sealed with the digests; bytes of it all.
+    """Send what is missing of an image and last its manifest, with the digests; bytes of it all.
 
     digests: of what was sent. Raises Lost, ImageError, OSError.
     """
@@ -79,54 +76,27 @@ def _send_all(channel: Channel, image_path: Path, prefix: str, digests: dict[str
         if not name.startswith(prefix) or name in digests:
             continue
         directory, below = locate(name, checkpoint_path=checkpoint_path, extras_path=image_path)
-        with _Hash() as digest:
-            send(channel, "image", name, directory / below, digest)
-        digests[name] = FileDigest(sha256=digest.hex, size_bytes=size_bytes)
+        if is_page_file(name):
+            # The channel vouches for them, and the image is used once: hashing takes as long as sending.
+            send(channel, "image", name, directory / below)
+            digests[name] = FileDigest(sha256="", size_bytes=size_bytes)
+            continue
+        digest = hashlib.sha256()
+        send(channel, "image", name, directory / below, digest.update)
+        digests[name] = FileDigest(sha256=digest.hexdigest(), size_bytes=size_bytes)
 
 
 def send(
-    channel: Channel, place: Literal["base", "image"], name: str, path: Path, digest: _Hash | None = None
+    channel: Channel,
+    place: Literal["base", "image"],
+    name: str,
+    path: Path,
+    on_chunk: OnChunk | None = None,
 ) -> None:
-    """Send one file. Raises Lost, OSError."""
+    """Send one file. on_chunk: called with each piece of it. Raises Lost, OSError."""
     size_bytes = path.stat().st_size
     channel.send(Send(place=place, name=name, size_bytes=size_bytes))
-    channel.send_file(path, size_bytes, digest.add if digest else None)
-
-
-class _Hash:
-    """Hashes what goes through, large files in a thread of their own: that costs the sender nothing."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._pieces: queue.Queue[bytes | None] = queue.Queue(maxsize=8)
-        self._thread: threading.Thread | None = None
-
-    def add(self, piece: memoryview) -> None:
-        """The next piece."""
-        if self._thread is None and len(piece) < _SMALL_BYTES:
-            self._digest.update(piece)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="hash")
-            self._thread.start()
-        self._pieces.put(bytes(piece))
-
-    def _work(self) -> None:
-        while (piece := self._pieces.get()) is not None:
-            self._digest.update(piece)
-
-    @property
-    def hex(self) -> str:
-        """The digest, after the block."""
-        return self._digest.hexdigest()
-
-    def __enter__(self) -> _Hash:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
-            self._pieces.put(None)
-            self._thread.join()
+    channel.send_file(path, size_bytes, on_chunk)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ from netmig import identity as identities
 from netmig.errors import NetworkError
 from shim import state
 from shim.errors import ShimError
+from shim.images import layout
 from shim.images.layout import Reference
+from shim.images.manifest import parse_manifest
 
 _ALIVE = ("running", "paused", "created")
 Failures = (ShimError, EngineError, NetworkError, OSError)
@@ -141,7 +143,8 @@ def _rescue(here: Here, record: Record, plan: Departure) -> str:
         with store.staging() as staged:
             for entry in path.iterdir():
                 shutil.move(entry, staged / entry.name)
-            store.commit(staged, reference)
+            data = (staged / layout.MANIFEST).read_bytes()
+            store.commit(staged, reference, manifest=parse_manifest(data))
     return f"container '{plan.container_id}' runs nowhere: restore it from image '{reference}' of this node"
 
 

@@ -1,8 +1,10 @@
 """The network of a container that moves: its namespace is made beforehand, and plugged in at one moment.
 
-Until the decision the source stays plugged, frozen and locked by the engine, and the target is in no bridge:
-so there is nothing to put back if the migration is called off. The kernel of the target must not hear the
-peers before it: what it acknowledged would be lost with it.
+Until the decision the source stays plugged, frozen and locked by the engine, and the target is mute: so there
+is nothing to put back if the migration is called off. The kernel of the target must not hear the peers before
+it: what it acknowledged would be lost with it. Mute is a firewall of its own, for ARP too, and the namespace
+is in its bridge behind it: to open that takes no lock of the kernel's that others hold for long. Where the
+kernel has no such firewall, the namespace is in no bridge until the decision.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from netmig import conntrack, rtnl
+from netmig import conntrack, nft, rtnl
 from netmig.apply import apply
 from netmig.capture import capture
 from netmig.check import check
@@ -22,6 +24,8 @@ from netmig.ns import Netns
 from netmig.shape import plug as _plug
 from shim.errors import ShimError
 
+_FAMILIES = ("inet", "arp")
+_MUTE = "torpor-hold-arrival"
 _NODE = Path("/proc/thread-self/ns/net")
 
 
@@ -47,12 +51,39 @@ def make(identity: Identity, path: Path) -> tuple[str, ...]:
         _refuse_taken(identity, host)
         netns = Netns.create(path)
         try:
+            muted = _mute(netns)
             applied = apply(identity, netns, host, adopt=False)
+            if muted:
+                _put_in(identity, host)
         except BaseException:
             netns.remove()
             raise
         netns.close()
         return tuple(applied.warnings)
+
+
+def _mute(netns: Netns) -> bool:
+    """Let nothing in or out of a namespace; False if this kernel cannot."""
+    try:
+        nft.run(netns, "\n".join(_table(family, "drop") for family in _FAMILIES))
+    except NetworkError:
+        return False
+    return True
+
+
+def _table(family: str, policy: str) -> str:
+    chains = "\n".join(
+        f"chain {hook} {{ type filter hook {hook} priority -500; policy {policy}; }}"
+        for hook in ("input", "output")
+    )
+    return f"table {family} {_MUTE} {{\n{chains}\n}}"
+
+
+def _put_in(identity: Identity, host: Netns) -> None:
+    with host.ipr() as ipr:
+        for link in identity.links:
+            if link.host is not None and link.host.bridge is not None:
+                _each(ipr, link.host.name, link.host.bridge, link.host.port)
 
 
 def _refuse_taken(identity: Identity, host: Netns) -> None:
@@ -86,20 +117,30 @@ class Plug:
     def __init__(self, identity: Identity, path: Path) -> None:
         """path: of the namespace. Raises NetworkError."""
         self._identity = identity
-        with Netns.open(path) as netns:
-            self._announcer = Announcer(netns, global_addresses(identity))
+        self._netns = Netns.open(path)
+        listed = nft.run(self._netns, "list tables") if nft.available() else []
+        found = [entry["table"] for entry in listed if "table" in entry]
+        self._muted = any(table["name"] == _MUTE for table in found)
+        self._announcer = Announcer(self._netns, global_addresses(identity))
+        self._open = False
 
     def put_in(self) -> None:
-        """Put it into its bridges, and tell everybody. Raises NetworkError."""
-        with node() as host, host.ipr() as ipr:
-            for link in self._identity.links:
-                if link.host is not None and link.host.bridge is not None:
-                    _each(ipr, link.host.name, link.host.bridge, link.host.port)
+        """Let it hear and be heard, and tell everybody. Raises NetworkError."""
+        if self._muted:
+            nft.run(self._netns, "\n".join(_table(family, "accept") for family in _FAMILIES))
+        else:
+            with node() as host:
+                _put_in(self._identity, host)
         self._announcer.send()
+        self._open = True
 
     def close(self) -> None:
         """Done, or called off; again does no harm."""
         self._announcer.close()
+        if self._muted and self._open:
+            nft.run(self._netns, "\n".join(f"delete table {family} {_MUTE}" for family in _FAMILIES))
+            self._muted = False
+        self._netns.close()
 
 
 def unplug(identity: Identity) -> None:
