@@ -64,7 +64,7 @@ def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: C
     if isinstance(engine, Judge):
         admission.refuse(engine.judge(image.checkpoint_path), what=found.image)
     try:
-        with _frame(directory, found) as makes_it_run:
+        with store.using(image), _frame(directory, found) as makes_it_run:
             if found.use == "move" and makes_it_run:
                 store.consume(image, by=found.container_id)
             state.advance(directory, found, "restoring")

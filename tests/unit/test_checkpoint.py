@@ -12,14 +12,26 @@ from typing import Any
 import pytest
 
 from engines import registry
-from engines.api import CheckpointRequest, DumpFailed, DumpStats, EngineSettings, Needs, PhaseInfo
-from shim import checkpoint, signals
+from engines.api import (
+    CheckpointRequest,
+    DumpFailed,
+    DumpStats,
+    EngineSettings,
+    ImageError,
+    Needs,
+    PhaseInfo,
+    Restored,
+    RestoreRequest,
+)
+from shim import checkpoint, signals, state
 from shim.checkpoint import Source, Wanted, into_store, take
 from shim.config import Config
 from shim.errors import Unsettled
 from shim.images import layout
 from shim.images.layout import Reference
 from shim.images.store import Store
+from shim.start import start
+from shim.state import ContainerState
 
 NEEDS = Needs(engine="criu", image_version="2", tasks=(), namespaces={})
 WEB = Reference(namespace="", name="web")
@@ -222,8 +234,6 @@ def test_times_that_cannot_be_kept_do_not_spoil_a_checkpoint(place: Place) -> No
 
 
 def test_an_image_in_use_is_neither_removed_nor_replaced(place: Place) -> None:
-    from engines.api import ImageError
-
     place.take(Engine())
     image = place.store.resolve(WEB)
     with place.store.using(image):
@@ -234,3 +244,39 @@ def test_an_image_in_use_is_neither_removed_nor_replaced(place: Place) -> None:
         assert place.store.resolve(WEB).digest == image.digest
     place.store.remove(WEB)
     assert os.listdir(place.path / "store" / "staging") == []
+
+
+def test_so_is_one_that_wakes_up_only_in_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.take(Engine())
+    image = place.store.resolve(WEB)
+
+    class Late(Engine):
+        name = "gvisor"
+        capabilities = frozenset()
+
+        def restore(self, request: RestoreRequest, /) -> Restored:
+            with pytest.raises(ImageError, match="is being restored"):
+                place.store.remove(WEB)
+            assert request.image_path == image.checkpoint_path
+            return Restored(pid=1, total_s=0.1)
+
+    monkeypatch.setattr(registry, "create", lambda *_: Late())
+    directory = place.source.directory
+    state.make_private(directory)
+    state.save(
+        directory,
+        ContainerState(
+            container_id="c",
+            root=str(place.path),
+            bundle=str(place.source.bundle_path),
+            phase="held",
+            engine="gvisor",
+            image=str(image.reference),
+            digest=image.digest,
+            use="clone",
+            created="now",
+        ),
+    )
+    assert start(place.config, "c", directory, place.source.settings)
+    found = state.load(directory)
+    assert found and found.phase == "running"
