@@ -1,0 +1,1 @@
+"""Loaders of public traces: failures, spot capacity, nodes that come and go, requests."""
