@@ -19,6 +19,8 @@ from rich.console import Console
 from tests.perf.figures import machine
 from tests.support.containers import CHECKOUT, lab
 from tests.truth import catalogue, report
+from tests.truth.journeys import Journey
+from tests.truth.machines import Machines
 from tests.truth.place import Place
 from tests.truth.report import Confusion
 from tests.truth.scenario import Row, Scenario
@@ -68,11 +70,14 @@ def main() -> int:
             answer: {"restored": confusion.counts[answer, True], "failed": confusion.counts[answer, False]}
             for answer in report.ANSWERS
         },
+        "rules_not_met": report.unmet(rows),
         "problems": problems,
     }
     wanted.output.parent.mkdir(exist_ok=True)
     wanted.output.write_text(json.dumps(document, indent=2) + "\n")
     console.print(f"load before and after: {facts['load']:.2f}, {facts['load_after']:.2f}; {wanted.output}")
+    if full:
+        console.print(f"rules that no scenario met: {', '.join(report.unmet(rows))}", highlight=False)
     for problem in problems:
         console.print(f"truth: {problem}", style="bold red")
     report.show_table(console, confusion)
@@ -82,11 +87,15 @@ def main() -> int:
 def play(place: Place, scenarios: list[Scenario], console: Console) -> list[Row]:
     """Play scenarios one after the other."""
     rows: list[Row] = []
+    machines = Machines(place)
+    place.lab.on_close(machines.close)
     for scenario in scenarios:
         began = time.monotonic()
-        with place.world(scenario) as world:
-            predicted = place.predict(world)
-            happened = place.force(world)
+        if isinstance(scenario, Journey):
+            predicted, happened = machines.play(scenario)
+        else:
+            with place.world(scenario) as world:
+                predicted, happened = place.predict(world), place.force(world)
         row = Row(scenario=scenario, predicted=predicted, happened=happened, took_s=time.monotonic() - began)
         report.show_row(console, row)
         rows.append(row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.truth import files, mounts, network, node, rights
+from tests.truth import files, journeys, mounts, network, node, rights
 from tests.truth.scenario import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -11,4 +11,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     *network.SCENARIOS,
     *rights.SCENARIOS,
     *node.SCENARIOS,
+    *journeys.JOURNEYS,
 )

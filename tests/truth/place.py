@@ -124,10 +124,11 @@ class World:
 
 
 class Place:
-    """The containers of one run, in a directory of their own."""
+    """The containers of one run, in a directory of their own. patience: how much longer all may take."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, *, patience: float = 1.0) -> None:
         self.lab = lab
+        self._patience = patience
         self.dumps: dict[str, Dumped] = {}
         self._config = Config(
             runtime_path=tool("runc"),
@@ -181,7 +182,11 @@ class Place:
         source.edit(spec, path)
         (path / "config.json").write_text(json.dumps(spec))
         output = self._run(container_id, path, terminal=source.terminal)
-        until(lambda: output.text.count("tick") > 2, what=f"{source.name} counts: {output.text[-500:]}")
+        until(
+            lambda: output.text.count("tick") > 2,
+            timeout_s=RUNS_S * self._patience,
+            what=f"{source.name} counts: {output.text[-500:]}",
+        )
         if source.client:
             assert network
             self.lab.client(network, 7000)
@@ -194,7 +199,7 @@ class Place:
                 container_id=container_id,
                 bundle_path=path,
                 image_path=image_path,
-                timeout_s=RESTORE_S,
+                timeout_s=RESTORE_S * self._patience,
                 leave_running=source.lives_on,
                 release_network=not source.client,
             )
@@ -234,7 +239,7 @@ class Place:
         dumped = self.dumped(scenario.source)
         container_id = self.lab.new_id("w")
         path = self.lab.path / "bundles" / container_id
-        path.mkdir()
+        path.mkdir(parents=True)
         subprocess.run(["cp", "-a", dumped.rootfs_path, path / "rootfs"], check=True)
         spec = copy.deepcopy(dumped.spec)
         spec["root"]["path"] = str(path / "rootfs")
@@ -296,7 +301,7 @@ class Place:
             container_id=world.container_id,
             bundle_path=world.bundle_path,
             image_path=world.image_path,
-            timeout_s=RESTORE_S,
+            timeout_s=RESTORE_S * self._patience,
             tcp=world.tcp,
             console_socket_path=output.console_path,
         )
@@ -308,7 +313,7 @@ class Place:
         return self._look(world, pid, output)
 
     def _look(self, world: World, pid: int, output: Output) -> Happened:
-        deadline = time.monotonic() + RUNS_S
+        deadline = time.monotonic() + RUNS_S * self._patience
         while output.text.count("tick") < N_TICKS:
             if status(pid, "State")[:1] in ("", "Z", "X"):
                 return Happened(restored=False, how="died", message=output.text[-300:])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from compat.rules import REGISTRY
 from tests.truth.scenario import Row
 
 MAX_WRONG_NO = 0.05  # of all that was refused
@@ -69,7 +70,14 @@ def show_row(console: Console, row: Row) -> None:
         highlight=False,
     )
     if not row.right:
-        console.print(f"         {row.happened.message}", soft_wrap=True, markup=False, highlight=False)
+        why = row.predicted.message if row.happened.restored else row.happened.message
+        console.print(f"         {why}", soft_wrap=True, markup=False, highlight=False)
+
+
+def unmet(rows: Sequence[Row]) -> list[str]:
+    """Rules of the verdict that no scenario met."""
+    met = {rule for row in rows for rule in (*row.predicted.rules, *row.predicted.told)}
+    return sorted({name for rule in REGISTRY for name in rule.names} - met)
 
 
 def show_table(console: Console, confusion: Confusion) -> None:

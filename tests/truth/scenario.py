@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,30 +69,40 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What torpor says. rules: those that speak against it, or that do not know. took_s: seconds."""
+    """What torpor says.
+
+    rules: those that speak against it, or that do not know. told: those that only tell something. message: of
+    the refusal. took_s: seconds.
+    """
 
     answer: Answer
     rules: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    message: str = ""
     took_s: float = 0.0
 
     @classmethod
-    def of(cls, findings: Iterable[Finding], took_s: float) -> Prediction:
+    def of(cls, findings: Sequence[Finding], took_s: float) -> Prediction:
         """Of findings, the worst counts."""
-        by = {
-            severity: [f.rule for f in findings if f.severity == severity]
-            for severity in ("refuse", "unknown")
-        }
-        if by["refuse"]:
-            return cls(answer="no", rules=tuple(dict.fromkeys(by["refuse"])), took_s=took_s)
-        if by["unknown"]:
-            return cls(answer="unknown", rules=tuple(dict.fromkeys(by["unknown"])), took_s=took_s)
-        return cls(answer="yes", took_s=took_s)
+        by = {word: list(_rules(findings, word)) for word in ("refuse", "unknown", "warn")}
+        answer: Answer = "no" if by["refuse"] else "unknown" if by["unknown"] else "yes"
+        return cls(
+            answer=answer,
+            rules=tuple(dict.fromkeys(by["refuse"] or by["unknown"])),
+            told=tuple(dict.fromkeys(by["warn"])),
+            message="; ".join(finding.message for finding in findings),
+            took_s=took_s,
+        )
 
     @classmethod
     def refused(cls, message: str, took_s: float) -> Prediction:
         """Of an admission's refusal, which names its rules."""
         rules = tuple(dict.fromkeys(_RULE.findall(message))) or (message,)
-        return cls(answer="no", rules=rules, took_s=took_s)
+        return cls(answer="no", rules=rules, message=message, took_s=took_s)
+
+
+def _rules(findings: Sequence[Finding], severity: str) -> Iterator[str]:
+    return (finding.rule for finding in findings if finding.severity == severity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +140,8 @@ class Row:
             "source": self.scenario.source.name,
             "predicted": self.predicted.answer,
             "rules": list(self.predicted.rules),
+            "told": list(self.predicted.told),
+            "said": self.predicted.message,
             "verdict_ms": round(self.predicted.took_s * 1000, 1),
             "happened": "restored" if self.happened.restored else "failed",
             "how": self.happened.how,
