@@ -252,6 +252,7 @@ class Arriving:
     def settle(self) -> None:
         """The source is gone: the image has served."""
         if self.standing == "running":
+            wiring.tidy(self.netns_path)
             self._remove_image()
             self.record.write(STANDING, "settled")
             (self.record.path / WISH).unlink(missing_ok=True)

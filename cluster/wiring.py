@@ -122,7 +122,6 @@ class Plug:
         found = [entry["table"] for entry in listed if "table" in entry]
         self._muted = any(table["name"] == _MUTE for table in found)
         self._announcer = Announcer(self._netns, global_addresses(identity))
-        self._open = False
 
     def put_in(self) -> None:
         """Let it hear and be heard, and tell everybody. Raises NetworkError."""
@@ -132,15 +131,19 @@ class Plug:
             with node() as host:
                 _put_in(self._identity, host)
         self._announcer.send()
-        self._open = True
 
     def close(self) -> None:
         """Done, or called off; again does no harm."""
         self._announcer.close()
-        if self._muted and self._open:
-            nft.run(self._netns, "\n".join(f"delete table {family} {_MUTE}" for family in _FAMILIES))
-            self._muted = False
         self._netns.close()
+
+
+def tidy(path: Path) -> None:
+    """Remove what made a namespace mute, which it is no more. Idempotent; nobody waits for it."""
+    # Added first: it need not be there.
+    lines = [f"add table {family} {_MUTE}\ndelete table {family} {_MUTE}" for family in _FAMILIES]
+    with contextlib.suppress(NetworkError), Netns.open(path) as netns:
+        nft.run(netns, "\n".join(lines))
 
 
 def unplug(identity: Identity) -> None:

@@ -30,6 +30,7 @@ from tests.support.containers import (
     host_binds,
     make_rootfs,
     make_spec,
+    tool,
     until,
 )
 
@@ -136,6 +137,18 @@ class Agent:
 
 def _program(fault: Sequence[str | Path]) -> list[str | Path]:
     return [sys.executable, "-m", "tests.migrate.failing", *fault] if fault else [TORPOR]
+
+
+def _rules() -> dict[str, str]:
+    """The firewall tables of namespaces that migrations made, where there are any."""
+    found: dict[str, str] = {}
+    for path in NETNS.glob("torpor-*"):
+        listed = command(
+            "nsenter", f"--net={path}", tool("nft"), "list", "tables", check=False
+        ).stdout.strip()
+        if listed:
+            found[path.name] = listed
+    return found
 
 
 class Pair:
@@ -268,6 +281,7 @@ class Pair:
         )
         if n_spaces != 1:
             left.append(f"there are the namespaces {sorted(path.name for path in NETNS.iterdir())}")
+        left += [f"{path} has the rules {rules}" for path, rules in _rules().items()]
         return left
 
     def forget(self) -> None:
