@@ -49,7 +49,7 @@ class Profile:
     archspec's name of the microarchitecture; cpu_level: n of x86-64-vn, 0 without levels. tools: version by
     name, of those that are there; tools_key: changes when one is replaced. lsm: "apparmor", "selinux", "".
     capabilities: mask of what root may hold here. namespaces: kinds as /proc/self/ns names them.
-    kernel_paths: those of `probes.kernel.MASKABLE` that are there. netfilter: "nftables", "iptables", "".
+    kernel_paths: those of `probes.kernel.maskable` that are there. netfilter: "nftables", "iptables", "".
     hugepages: free ones by size in bytes. storage: mounted file systems by kind.
     """
 

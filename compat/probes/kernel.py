@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 from typing import Any
 
 from compat.probes import System, Untold, probe
@@ -17,6 +18,14 @@ MASKABLE = (
 )
 """What callers hide from containers or make read-only there (containerd, CRI-O, Podman)."""
 
+_PER_CPU = re.compile(r"/sys/devices/system/cpu/cpu\d+/thermal_throttle")
+
+
+def maskable(path: str) -> bool:
+    """Whether a profile tells if the node has this path."""
+    return path in MASKABLE or _PER_CPU.fullmatch(path) is not None
+
+
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 
 
@@ -26,7 +35,11 @@ def paths(system: System) -> dict[str, Any]:
     top = system.root
     if not (top / "proc/self").exists():
         raise Untold("/proc is not mounted")
-    return {"kernel_paths": tuple(path for path in MASKABLE if os.path.lexists(top / path.lstrip("/")))}
+    found = [path for path in MASKABLE if os.path.lexists(top / path.lstrip("/"))]
+    found += [
+        "/" + str(path.relative_to(top)) for path in top.glob("sys/devices/system/cpu/cpu*/thermal_throttle")
+    ]
+    return {"kernel_paths": tuple(sorted(found))}
 
 
 @probe("userfaultfd")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from compat.capabilities import names
-from compat.probes.kernel import MASKABLE
+from compat.probes.kernel import maskable
 from compat.rules.case import Case, finding, rule, version
 from engines.api import Finding
 
@@ -112,7 +112,7 @@ def paths(case: Case) -> Iterator[Finding]:
 def _has(case: Case, path: str) -> bool | None:
     if case.local:
         return os.path.lexists(path)
-    if case.node.kernel_paths is None or path not in MASKABLE:
+    if case.node.kernel_paths is None or not maskable(path):
         return None
     return path in case.node.kernel_paths
 

@@ -105,6 +105,10 @@ def test_paths_of_the_kernel(tmp_path: Path):
     write(tmp_path, "proc/self/x")
     write(tmp_path, "proc/kcore")
     assert kernel.paths(System(root=tmp_path)).values == {"kernel_paths": ("/proc/kcore",)}
+    write(tmp_path, "sys/devices/system/cpu/cpu3/thermal_throttle/x")
+    found = kernel.paths(System(root=tmp_path)).values["kernel_paths"]
+    assert found == ("/proc/kcore", "/sys/devices/system/cpu/cpu3/thermal_throttle")
+    assert all(map(kernel.maskable, found))
     assert not kernel.userfaultfd(System()).unknown
 
 
