@@ -102,8 +102,9 @@ class CheckpointRequest:
         closed. Otherwise it stays, in a network namespace that outlives the container, for a restore that
         keeps them; until then nothing in that namespace sends or receives.
     timeout_s: deadline of the whole call, seconds.
-    verdict_path: a file with a `Verdict` as its line, replaced by rename, of a dump that ends its source.
-        It says `commit` before on_phase returns from `dumped`. Needs the capability `verdict`.
+    verdict_path: absolute; a file with a `Verdict` as its line, replaced by rename, of a dump that ends its
+        source. Nothing is decided in it before; it says `commit` before on_phase returns from `dumped`. Needs
+        the capability `verdict`.
     extra_args: runtime options the caller gave that have no field here, passed on as they are
         (for example "--file-locks").
     """

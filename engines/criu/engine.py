@@ -139,8 +139,8 @@ class CriuEngine:
         _check_stopped(groups, freezer, words)
         journal = self._journal(operation, request.container_id, request.image_path)
         if request.verdict_path:
-            _check_verdict(request, freezer, words)
             journal.verdict_path = str(request.verdict_path)
+            _check_verdict(request, journal, freezer, words)
         outlook = foresee.look(container.pid, request.bundle_path)
         if outlook.findings:
             after = "paused" if was_frozen else "running"
@@ -427,8 +427,17 @@ def check_target(image_path: Path, words: str) -> bool:
     return False
 
 
-def _check_verdict(request: CheckpointRequest, freezer: cgroups.Freezer | None, words: str) -> None:
+def _check_verdict(
+    request: CheckpointRequest, journal: Journal, freezer: cgroups.Freezer | None, words: str
+) -> None:
     """Raises InvalidRequest, NotSupported."""
+    path = Path(journal.verdict_path)
+    # Who asks it last has another working directory, or none of this call's processes lives.
+    if not path.is_absolute() or journal.verdict() != "abort":
+        raise InvalidRequest(
+            f"{words}: {path} is no place for a verdict, which is yet to come; give an absolute path to none",
+            after="running",
+        )
     if request.leave_running or request.on_phase is None:
         raise InvalidRequest(
             f"{words}: a verdict is for a dump with phases that ends its source", after="running"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +176,21 @@ def test_a_decision_outlives_the_deadline_and_a_veto(place: CriuLab) -> None:
     )
     place.engine(moving.id).checkpoint(request)
     moving.has_moved()
+
+
+@pytest.mark.parametrize("word", ["hold", "commit"])
+def test_a_verdict_from_before_ends_nobody(place: CriuLab, word: str) -> None:
+    """A dump that failed under it would end its source, and have no image."""
+    moving = Moving(place)
+    moving.decide(word)
+    engine = place.engine(moving.id)
+    request = replace(moving.request(), on_phase=lambda *_: None)
+    with pytest.raises(InvalidRequest, match="is no place for a verdict"):
+        engine.checkpoint(request)
+    moving.verdict.unlink()
+    with pytest.raises(InvalidRequest, match="is no place for a verdict"):
+        engine.checkpoint(replace(request, verdict_path=Path("verdict")))
+    moving.runs_on()
 
 
 def test_a_veto_waits_for_the_verdict(place: CriuLab) -> None:
