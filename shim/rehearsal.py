@@ -46,7 +46,7 @@ def rehearse(
     """
     found = [
         *_identity(config, target),
-        *(finding for finding in engine.probe() if finding.severity != "ok"),
+        *(finding for finding in engine.probe() if finding.severity in {"refuse", "unknown"}),
         *_asked(engine, image, spec),
     ]
     what = str(image.reference)

@@ -16,7 +16,6 @@ from compat.rules.case import Case, clean, finding, part, rule
 from engines.api import Finding
 
 _N_NAMED = 6
-_SAFE = "the new container's"
 
 
 def _sections(case: Case, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -234,4 +233,5 @@ def applied(case: Case) -> Iterator[Finding]:
         if _differs(before, after)
     ]
     if changed:
-        yield finding("spec.edit.applied", "ok", f"{_SAFE} {', '.join(changed)} hold", "")
+        message = f"the new spec changes {', '.join(changed)}, which is applied"
+        yield finding("spec.edit.applied", "ok", message, "")
