@@ -98,7 +98,7 @@ class _Leaving:
             settings=here.settings("criu", found.root, directory),
         )
         self.channel: Channel | None = None
-        self.frozen_at = self.dumped_at = 0.0
+        self.frozen_at = self.dumped_at = self.deadline = 0.0
         self._beside = ThreadPoolExecutor(2, thread_name_prefix="beside")
         self._memory: Future[dict[str, FileDigest]] | None = None
         self._translations: Future[tuple[Translations, tuple[str, ...]]] | None = None
@@ -228,6 +228,7 @@ class _Leaving:
             on_phase=self._on_phase,
             verdict_path=self.record.path / VERDICT,
         )
+        self.deadline = time.monotonic() + self.node.config.checkpoint_timeout_s
         _, timings = take(self.source, self.node.config, wanted, self._decide)
         timing.record(self.node.config.store_path, timings)
 
@@ -256,6 +257,13 @@ class _Leaving:
         self.report.phases_ms["transfer"] = (time.monotonic() - self.dumped_at) * 1000
         # From here on the target may be told to run by an operator who cannot ask us.
         self.record.write(VERDICT, "hold")
+        if time.monotonic() > self.deadline:
+            # The engine's guardian undoes a call that takes longer: it may have done so before it saw `hold`.
+            self.record.write(VERDICT, "abort")
+            raise ShimError(
+                f"{self.words}: dumping and sending it took longer than checkpoint_timeout_s "
+                f"({self.node.config.checkpoint_timeout_s:g} s); allow more in config.toml"
+            )
         with self._timed("restore"):
             self._have_prepared(self._translations.result()[0])
         with self._timed("switch"):

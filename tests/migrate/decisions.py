@@ -120,6 +120,26 @@ def test_the_source_died_in_doubt(pairs: Pairs, tmp_path: Path, answer: str) -> 
     doubt.end("node1" if answer == "source" else "node2")
 
 
+@long
+def test_it_is_not_decided_after_the_engines_deadline(pairs: Pairs, tmp_path: Path) -> None:
+    """The engine's guardian lets the source run on while its image still travels: then it may not leave."""
+    place = pairs.fresh()
+    settings = place.agents[0].node.torpor.path / "config.toml"
+    settings.write_text("checkpoint_timeout_s = 3.0\n")
+    pod = place.start("web")
+    client = place.client(both_ways(pod.ips, 2))
+    fault = Fault(place, "source", "after cluster.cargo:send_rest", "cut", tmp_path)
+    fault.reached()
+    until(lambda: place.runs_on(0.2), timeout_s=30, what="the guardian lets it run on")
+    (tmp_path / "go").touch()
+    assert "checkpoint_timeout_s" in fault.end()
+    assert settled(place, fault) == "node1"
+    settings.unlink()
+    client.goes_on()
+    whole(client.stop())
+    place.forget()
+
+
 def test_what_is_not_in_doubt_is_not_resolved(pairs: Pairs) -> None:
     one = pairs.fresh().agents[0]
     done = one("migrate", "--resolve", "source", "0" * 16, check=False)
