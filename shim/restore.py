@@ -315,18 +315,22 @@ def _made(target: Target) -> Generator[None]:
     try:
         yield
     except BaseException as error:
-        settings = target.settings
-        runtime_args = (*settings.runtime_args, "--root", target.root)
-        words = ("delete", "--force", target.container_id)
         try:
-            answer = bundle.ask_runtime(settings.runtime_path, runtime_args, *words)
+            _end(target)
         except ShimError as worse:
             raise NotUndone(f"{error}; and {worse}") from error
-        if answer.returncode:
-            raise NotUndone(f"{error}; and it could not be ended: {answer.stderr.strip()}") from error
         if target.pid_file_path is not None:
             target.pid_file_path.unlink(missing_ok=True)
         raise
+
+
+def _end(target: Target) -> None:
+    settings = target.settings
+    args = (*settings.runtime_args, "--root", target.root)
+    answer = bundle.ask_runtime(settings.runtime_path, args, "delete", "--force", target.container_id)
+    if answer.returncode:
+        cause = answer.stderr.strip()
+        raise NotUndone(f"could not end container '{target.container_id}': {cause}; delete it")
 
 
 def _take_back(view: RootfsView, backup_path: Path, error: BaseException) -> None:
@@ -347,16 +351,17 @@ def clear(config: Config, target: Target) -> bool:
     directory = target.directory
     found = state.load(directory)
     engine = found.engine if found is not None else state.engine_at_work(directory)
+    there = ""  # as where it was deleted without us: then only our state is left
+    with contextlib.suppress(ShimError):
+        there = bundle.runtime_state(config.runtime_path, target.root, target.container_id).status
     if found is not None and found.phase != "restoring":
-        try:
-            bundle.runtime_state(config.runtime_path, target.root, target.container_id)
-        except ShimError:
-            pass  # deleted without us: only our state is left
-        else:
+        if there:
             return True
     elif engine is not None:
         registry.create(engine, target.settings).undo(target.container_id)
     if found is not None and found.phase == "restoring":
+        if there == "paused":  # its engine was through, and nobody has heard of it
+            _end(target)
         clear_network(config, directory, target.settings.search_path)
         spec = bundle.read_spec(target.bundle_path)
         uts_path = bundle.namespace_path(spec, "uts")

@@ -165,24 +165,29 @@ def test_restore_that_nobody_can_end_any_more(scene: Scene) -> None:
         scene.lab.runc.delete(container_id)
 
 
-# The memory file system is full when the restored container is to be noted as held.
-FULL = """
+# When the restored container is to be noted as held, the memory file system is full, or the call is killed.
+UNNOTED = """
+import os, signal, sys
 from shim import state
 from shim.cli.main import main
 
+end = sys.argv.pop(1)
 advance = state.advance
 
-def full(directory, found, phase):
-    if phase == "held":
+def unnoted(directory, found, phase):
+    if phase == "held" and end == "full":
         raise OSError(28, "No space left on device")
+    if phase == "held":
+        os.kill(os.getpid(), signal.SIGKILL)
     return advance(directory, found, phase)
 
-state.advance = full
+state.advance = unnoted
 main()
 """
 
 
-def test_a_restore_that_fails_behind_its_engine_leaves_nothing(scene: Scene) -> None:
+@pytest.mark.parametrize("end", ["full", "killed"])
+def test_a_restore_that_fails_behind_its_engine_is_undone(scene: Scene, end: str) -> None:
     name = scene.lab.new_id()
     first = scene.lab.runc.run(scene.bundle(name), name)
     until(lambda: first.last_tick() > 5)
@@ -192,16 +197,20 @@ def test_a_restore_that_fails_behind_its_engine_leaves_nothing(scene: Scene) -> 
     target = scene.lab.new_id("f")
     words = ["restore", "web", "--bundle", str(scene.bundle(target)), "--root", root, "-d", "--id", target]
     failed = subprocess.run(
-        [sys.executable, "-c", FULL, *words],
+        [sys.executable, "-c", UNNOTED, end, *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         env={**os.environ, CONF_VARIABLE: str(scene.torpor.conf_path), "PATH": SEARCH_PATH},
         check=False,
     )
-    assert (failed.returncode, "No space left" in failed.stderr) == (1, True), failed.stderr
     scene.settle()
-    until(lambda: not scene.residue(target), what=f"{scene.residue(target)}")
+    if end == "full":
+        assert (failed.returncode, "No space left" in failed.stderr) == (1, True), failed.stderr
+        until(lambda: not scene.residue(target), what=f"{scene.residue(target)}")
+    else:
+        assert failed.returncode == -signal.SIGKILL
+        assert scene.lab.runc.state(target)["status"] == "paused"
     scene.torpor(*words)
     assert scene.lab.runc.state(target)["status"] == "running"
     scene.lab.runc.delete(target)

@@ -55,7 +55,7 @@ def test_a_container_that_nobody_is_told_of_is_ended(tmp_path: Path, status: int
         ),
         pid_file_path=pid_file,
     )
-    words = "no space$" if status == 0 else "no space; and it could not be ended: it does not die"
+    words = "no space$" if status == 0 else "no space; and could not end container 'c': it does not die"
     with pytest.raises(NotUndone if status else OSError, match=words), restore._made(target):
         raise OSError("no space")
     assert asked.read_text() == "--systemd-cgroup --root /run/x delete --force c\n"
