@@ -77,7 +77,7 @@ class Case:
 
     def where(self) -> str:
         """The node, in words."""
-        return "this node" if self.local or not self.node.node else f"node {self.node.node}"
+        return "this node" if self.local or not self.node.node else f"node '{self.node.node}'"
 
     def untold(self, rule: str, fact: str, why: str) -> Iterator[Finding]:
         """`unknown`, because the node's profile lacks a fact that matters here.

@@ -42,7 +42,7 @@ def memory(case: Case) -> Iterator[Finding]:
         )
 
 
-@rule("place.memory-limit", about="spec", source="measured: the OOM killer ends the restore")
+@rule("place.memory-limit", about="spec", source="runc moves CRIU into the new cgroup before it restores")
 def memory_limit(case: Case) -> Iterator[Finding]:
     """A restore fills memory under the new container's limit. Raise the limit to what the image has."""
     resources = part(part(case.new, "linux"), "resources")
@@ -57,7 +57,7 @@ def memory_limit(case: Case) -> Iterator[Finding]:
         )
 
 
-@rule("place.hugepages", about="node", source="measured: mmap of huge pages fails without free ones")
+@rule("place.hugepages", about="node", source="mmap(MAP_HUGETLB) reserves; field report criu#1533")
 def hugepages(case: Case) -> Iterator[Finding]:
     """Huge pages must be free on the node. Reserve more (vm.nr_hugepages)."""
     for size, count in case.needs.hugepages.items():

@@ -117,7 +117,7 @@ def image(case: Case) -> Iterator[Finding]:
         )
 
 
-@rule("gvisor.release", about="node", source="measured: runsc restores only images of its own release")
+@rule("gvisor.release", about="node", source="the engine judges so too: other releases fail late")
 def runsc(case: Case) -> Iterator[Finding]:
     """A release of runsc restores its own images only. Restore with the one that made the image. (On this
     node the engine itself compares, and platform, overlay and network too.)
