@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import shutil
 import subprocess
+import threading
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,9 @@ from shim.images.layout import is_page_file
 from shim.images.manifest import FileDigest, Manifest
 from shim.images.rootfs import RootfsView, find_rootfs, write_diff
 from shim.images.seal import list_files, locate, write_file
+
+_PART_BYTES = 1 << 20
+_LOOK_S = 0.002
 
 
 def root_of(bundle_path: Path) -> RootfsView:
@@ -43,12 +47,26 @@ def send_base(channel: Channel, view: RootfsView, scratch: Path) -> None:
     shutil.rmtree(out)
 
 
-def send_memory(channel: Channel, image_path: Path) -> dict[str, FileDigest]:
-    """Send what the engine wrote into an image, while the rest is still being made; digests by name.
+def send_memory(channel: Channel, image_path: Path, dumped: threading.Event) -> dict[str, FileDigest]:
+    """Send what the engine writes into an image; digests by name.
 
-    Nothing is forced to this node's disk: the image is the target's. Raises Lost, ImageError, OSError.
+    Pages go while it still writes them, for it only ever adds to those; all else when it has dumped. Nothing
+    is forced to this node's disk: the image is the target's. Raises Lost, ImageError, OSError.
     """
-    digests: dict[str, FileDigest] = {}
+    checkpoint_path = image_path / layout.CHECKPOINT
+    sent: dict[str, int] = {}
+    complete = False
+    while not complete:
+        complete = dumped.is_set()
+        for path in checkpoint_path.iterdir():
+            name = f"{layout.CHECKPOINT}/{path.name}"
+            offset = sent.get(name, 0)
+            enough = offset + (1 if complete else _PART_BYTES)
+            if is_page_file(name) and path.stat().st_size >= enough:
+                sent[name] = send(channel, "image", name, path, offset=offset)
+        dumped.wait(_LOOK_S)
+    # The channel vouches for them, and the image is used once: hashing takes as long as sending.
+    digests = {name: FileDigest(sha256="", size_bytes=size_bytes) for name, size_bytes in sent.items()}
     _send_all(channel, image_path, f"{layout.CHECKPOINT}/", digests)
     return digests
 
@@ -76,11 +94,6 @@ def _send_all(channel: Channel, image_path: Path, prefix: str, digests: dict[str
         if not name.startswith(prefix) or name in digests:
             continue
         directory, below = locate(name, checkpoint_path=checkpoint_path, extras_path=image_path)
-        if is_page_file(name):
-            # The channel vouches for them, and the image is used once: hashing takes as long as sending.
-            send(channel, "image", name, directory / below)
-            digests[name] = FileDigest(sha256="", size_bytes=size_bytes)
-            continue
         digest = hashlib.sha256()
         send(channel, "image", name, directory / below, digest.update)
         digests[name] = FileDigest(sha256=digest.hexdigest(), size_bytes=size_bytes)
@@ -92,11 +105,17 @@ def send(
     name: str,
     path: Path,
     on_chunk: OnChunk | None = None,
-) -> None:
-    """Send one file. on_chunk: called with each piece of it. Raises Lost, OSError."""
+    *,
+    offset: int = 0,
+) -> int:
+    """Send one file, from `offset` on; its size in bytes. on_chunk: called with each piece of it.
+
+    Raises Lost, OSError.
+    """
     size_bytes = path.stat().st_size
-    channel.send(Send(place=place, name=name, size_bytes=size_bytes))
-    channel.send_file(path, size_bytes, on_chunk)
+    channel.send(Send(place=place, name=name, size_bytes=size_bytes - offset, offset=offset))
+    channel.send_file(path, size_bytes - offset, on_chunk, offset=offset)
+    return size_bytes
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ second; silence for longer than `SILENCE_S` means that the other side, or the wa
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 import threading
@@ -24,6 +25,7 @@ _BUSY_S = 1.0
 _MAX_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
+_OLD = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _decoder = msgspec.json.Decoder(Said)
 
@@ -125,11 +127,14 @@ class Channel:
             done.set()
             thread.join()
 
-    def send_file(self, path: Path, size_bytes: int, on_chunk: OnChunk | None = None) -> None:
-        """Send a file's bytes, which its message has announced. Raises Lost, OSError."""
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
+    def send_file(
+        self, path: Path, size_bytes: int, on_chunk: OnChunk | None = None, *, offset: int = 0
+    ) -> None:
+        """Send bytes of a file from `offset` on, which its message has announced. Raises Lost, OSError."""
+        buffer = memoryview(bytearray(min(size_bytes, _CHUNK_BYTES)))
         left = size_bytes
         with path.open("rb", buffering=0) as file, self._sending:
+            file.seek(offset)
             while left:
                 n_read = file.readinto(buffer[: min(left, _CHUNK_BYTES)])
                 if not n_read:
@@ -140,10 +145,11 @@ class Channel:
                     self._stream.sendall(buffer[:n_read])
                 left -= n_read
 
-    def receive_file(self, path: Path | None, size_bytes: int) -> None:
-        """Write a file's bytes to a new file (mode 0600); None only takes them off the channel.
+    def receive_file(self, path: Path | None, size_bytes: int, *, offset: int = 0) -> None:
+        """Write a file's bytes to a new file (mode 0600), or from `offset` on behind those that came before.
 
-        Raises Lost; OSError if they cannot be written, after all of them were taken off.
+        None only takes them off the channel. Raises Lost; OSError if they cannot be written, after all of
+        them were taken off.
         """
         buffer = memoryview(bytearray(min(size_bytes, _CHUNK_BYTES)))
         failure: OSError | None = None
@@ -151,7 +157,7 @@ class Channel:
         left = size_bytes
         try:
             try:
-                descriptor = os.open(path or os.devnull, _NEW if path else os.O_WRONLY, 0o600)
+                descriptor = _open(path, offset)
             except OSError as error:
                 failure = error
             while left:
@@ -188,3 +194,16 @@ class Channel:
             yield
         except OSError as error:
             raise Lost(f"could not reach node '{self.peer}': {error.strerror or error}") from error
+
+
+def _open(path: Path | None, offset: int) -> int:
+    """Where bytes go: a new file, or the end of one that has `offset` bytes. Raises OSError."""
+    if path is None:
+        return os.open(os.devnull, os.O_WRONLY)
+    if not offset:
+        return os.open(path, _NEW, 0o600)
+    descriptor = os.open(path, _OLD)
+    if (size_bytes := os.fstat(descriptor).st_size) != offset:
+        os.close(descriptor)
+        raise OSError(errno.ESPIPE, f"it has {size_bytes} bytes where {offset} came before", str(path))
+    return descriptor

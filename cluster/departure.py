@@ -8,6 +8,7 @@ source that runs on, or one that stays frozen until the target can be asked agai
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,6 +101,7 @@ class _Leaving:
         self.channel: Channel | None = None
         self.frozen_at = self.dumped_at = self.deadline = 0.0
         self._beside = ThreadPoolExecutor(2, thread_name_prefix="beside")
+        self._dumped = threading.Event()
         self._memory: Future[dict[str, FileDigest]] | None = None
         self._translations: Future[tuple[Translations, tuple[str, ...]]] | None = None
 
@@ -229,7 +231,10 @@ class _Leaving:
             verdict_path=self.record.path / VERDICT,
         )
         self.deadline = time.monotonic() + self.node.config.checkpoint_timeout_s
-        _, timings = take(self.source, self.node.config, wanted, self._decide)
+        try:
+            _, timings = take(self.source, self.node.config, wanted, self._decide)
+        finally:
+            self._dumped.set()
         timing.record(self.node.config.store_path, timings)
 
     def _on_phase(self, phase: Phase, info: PhaseInfo) -> None:
@@ -237,14 +242,17 @@ class _Leaving:
         now = time.monotonic()
         if phase == "frozen":
             self.frozen_at = now
+            self._memory = self._beside.submit(
+                cargo.send_memory, self._channel(), self.record.path / "image", self._dumped
+            )
         elif phase == "dumped":
             self.dumped_at = now
+            self._dumped.set()
             self.report.phases_ms["dump"] = (now - self.frozen_at) * 1000
             self.tell("sending the memory")
             identity = identities.decode(self.record.plan(Departure).identity)
             # A node with many connections takes a while to list some.
             self._translations = self._beside.submit(wiring.translations, identity)
-            self._memory = self._beside.submit(cargo.send_memory, self._channel(), self.record.path / "image")
 
     def _decide(self, manifest: Manifest) -> None:
         """The image is complete and the source frozen: send it, have it restored, and decide."""

@@ -48,11 +48,15 @@ class Reserve(Message):
 
 
 class Send(Message):
-    """A file follows. place: "base" (the root file system before the freeze) or "image"."""
+    """A file follows, or part of one. place: "base" (the root file system before the freeze) or "image".
+
+    size_bytes: of what follows. offset: how many bytes of the file came before.
+    """
 
     place: Literal["base", "image"]
     name: str
     size_bytes: int
+    offset: int = 0
 
 
 class Prepare(Message):

@@ -164,7 +164,7 @@ class _Session:
             except Failures as error:
                 self._failure = str(error)
         try:
-            self.channel.receive_file(path, said.size_bytes)
+            self.channel.receive_file(path, said.size_bytes, offset=said.offset)
             if said.place == "base" and self._arriving is not None and not self._failure:
                 self._arriving.mount()
         except Lost:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cluster import config
+from cluster import cargo, config
 from cluster.channel import Channel, Lost, Refused
 from cluster.messages import Answer, Busy, Prepare, Question, Refusal, Send
 from cluster.records import VERDICT, Departure, Record, all_of, check_name, new_name
@@ -107,6 +109,61 @@ def test_a_file_that_cannot_be_written_leaves_the_channel_usable(
     with pytest.raises(FileNotFoundError):
         two.receive_file(tmp_path / "none" / "b", 10)
     assert isinstance(two.receive(), Prepare)
+
+
+def test_a_part_goes_behind_those_before_it_and_nowhere_else(
+    ends: tuple[Channel, Channel], tmp_path: Path
+) -> None:
+    one, two = ends
+    (tmp_path / "a").write_bytes(b"first, second")
+    one.send_file(tmp_path / "a", 7)
+    two.receive_file(tmp_path / "b", 7)
+    one.send_file(tmp_path / "a", 6, offset=7)
+    two.receive_file(tmp_path / "b", 6, offset=7)
+    assert (tmp_path / "b").read_bytes() == b"first, second"
+    one.send_file(tmp_path / "a", 6, offset=7)
+    one.send(Prepare())
+    with pytest.raises(OSError, match="13 bytes where 7 came before"):
+        two.receive_file(tmp_path / "b", 6, offset=7)
+    assert isinstance(two.receive(), Prepare)
+
+
+def test_pages_are_sent_while_they_grow_and_the_rest_when_all_is_dumped(
+    ends: tuple[Channel, Channel], tmp_path: Path
+) -> None:
+    one, two = ends
+    source, target = tmp_path / "image" / "checkpoint", tmp_path / "copy"
+    source.mkdir(parents=True)
+    target.mkdir()
+    content = os.urandom((3 << 20) + 5)
+    (source / "inventory.img").write_bytes(b"small")
+    (source / "pages-1.img").write_bytes(content[: 2 << 20])
+    dumped = threading.Event()
+    with ThreadPoolExecutor(1) as beside:
+        sending = beside.submit(cargo.send_memory, one, source.parent, dumped)
+
+        def receive() -> str:
+            said = two.receive()
+            assert isinstance(said, Send)
+            name = said.name.removeprefix("checkpoint/")
+            two.receive_file(target / name, said.size_bytes, offset=said.offset)
+            return name
+
+        assert receive() == "pages-1.img"
+        assert not sending.done()
+        with (source / "pages-1.img").open("ab") as pages:
+            pages.write(content[2 << 20 :])
+        dumped.set()
+        while receive() == "pages-1.img":
+            pass
+        digests = sending.result()
+    assert (target / "pages-1.img").read_bytes() == content
+    assert {name: digest.size_bytes for name, digest in digests.items()} == {
+        "checkpoint/pages-1.img": len(content),
+        "checkpoint/inventory.img": 5,
+    }
+    assert digests["checkpoint/pages-1.img"].sha256 == ""  # the channel vouches for those
+    assert digests["checkpoint/inventory.img"].sha256 == hashlib.sha256(b"small").hexdigest()
 
 
 def test_pipes_are_a_stream() -> None:
