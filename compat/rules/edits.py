@@ -8,6 +8,7 @@ Values of environment variables are never told: they hold secrets.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from compat.rules.case import Case, clean, finding, part, rule
 from engines.api import Finding
 
 _N_NAMED = 6
+# What Kubernetes and runtimes put into the environment of each pod anew: nobody's edit.
+_CALLERS = re.compile(r"HOSTNAME|.*_SERVICE_(HOST|PORT(_\w+)?)|.*_PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?")
 
 
 def _sections(case: Case, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -65,7 +68,8 @@ def ignored(case: Case) -> Iterator[Finding]:
 
 def _changed_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
     before, after = _by_name(old), _by_name(new)
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return sorted(name for name in names if not _CALLERS.fullmatch(name))
 
 
 def _by_name(environment: Sequence[str]) -> dict[str, str]:

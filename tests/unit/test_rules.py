@@ -360,6 +360,11 @@ def test_values_of_the_environment_are_never_told():
     assert "hidden" not in str(found)
 
 
+def test_what_callers_put_into_every_environment_is_nobodys_edit():
+    names = ("HOSTNAME", "WEB_SERVICE_HOST", "WEB_SERVICE_PORT_HTTP", "WEB_PORT_80_TCP_ADDR", "WEB_PORT")
+    assert edited(process={"env": ["A=1", *(f"{name}=x" for name in names)]}).found() == ()
+
+
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
