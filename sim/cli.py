@@ -1,0 +1,110 @@
+"""`torpor sim`: what a policy is worth on a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from sim.errors import SimError
+from sim.traces.inspect import inspect
+
+if TYPE_CHECKING:
+    from sim.validate import Checked, Verdict
+
+
+class SimGroup(click.Group):
+    """A group whose errors are one sentence on stderr and exit status 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SimError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=SimGroup)
+def command() -> None:
+    """Say what a fault-tolerance policy is worth.
+
+    So far: the closed forms and simulations that policies are judged by, held against papers, and public
+    traces.
+    """
+
+
+@command.command("validate")
+@click.option(
+    "--traces",
+    "folder",
+    envvar="TORPOR_TRACES",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of public traces; TORPOR_TRACES if not given.",
+)
+def validate_command(folder: Path | None) -> None:
+    """Hold the simulator against theory, papers and traces, line by line.
+
+    Exit status: 0 if every line passed, 1 if one failed, 3 if none failed but some could not be checked.
+    """
+    if importlib.util.find_spec("numpy") is None:
+        raise SimError("could not validate the simulator: numpy is missing; pip install 'torpor[sim]'")
+    from sim.validate import check, status
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    checked = list(check(folder))
+    console.print(_table(checked))
+    verdicts: Counter[Verdict] = Counter(line.verdict for line in checked)
+    for why, count in Counter(line.why for line in checked if line.why).items():
+        console.print(f"not checked, {count} lines: {why}", soft_wrap=True, highlight=False)
+    parts = [f"{verdicts['pass']} passed", f"{verdicts['fail']} failed"]
+    parts += [f"{verdicts[kind]} {kind}" for kind in ("no trace", "not built yet") if verdicts[kind]]
+    console.print(f"{len(checked)} lines: {', '.join(parts)}", soft_wrap=True, highlight=False)
+    raise SystemExit(status(verdicts))
+
+
+def _table(checked: list[Checked]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("LINE", "EXPECTED", "SEEN", "ERROR", "UNIT", "TOLERANCE", "VERDICT"):
+        justify = "right" if column in ("EXPECTED", "SEEN", "ERROR") else "left"
+        table.add_column(column, justify=justify, no_wrap=True)
+    table.add_column("WHAT", no_wrap=True)
+    for line in checked:
+        row = line.row
+        table.add_row(
+            row.row,
+            f"{row.expected:.7g}",
+            "" if line.seen is None else f"{line.seen:.7g}",
+            "" if line.error is None else f"{line.error:.1g}",
+            row.unit,
+            row.tolerance,
+            f"[red]{line.verdict}[/red]" if line.verdict == "fail" else line.verdict,
+            row.topic,
+        )
+    return table
+
+
+@command.group("trace")
+def trace() -> None:
+    """Look into public traces."""
+
+
+@trace.command("inspect")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--one-is",
+    type=click.Choice(["available", "preempted"]),
+    default="available",
+    help="What 1 stands for in a file of 0 and 1 that does not say it.",
+)
+def inspect_command(file: Path, one_is: Any) -> None:
+    """Counts, rates, fits, gaps and polarity of a trace file; its kind is found from its content."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for label, value in inspect(file, one_is):
+        table.add_row(label, value)
+    Console().print(table)
