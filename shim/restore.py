@@ -257,7 +257,7 @@ def _adopting(config: Config, image: Image, target: Target, plan: network.Plan) 
         what=str(image.reference),
     ) as adoption:
         yield adoption
-    with contextlib.suppress(NetworkError, ShimError):  # the record alone: the leases are the pod's
+    with contextlib.suppress(NetworkError, ShimError, OSError):  # the record alone: the leases are the pod's
         leases.release(config.store_path, image.digest)
 
 

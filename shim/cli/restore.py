@@ -83,15 +83,14 @@ def command(
     name = container_id or found.manifest.source.container_id
     spec = bundle.read_spec(bundle_path)
     directory = node.directory(root, name)
-    settings = engine_settings(node.config, node.tools, root, directory)
+    target = restore.Target(
+        container_id=name,
+        root=root,
+        directory=directory,
+        bundle_path=bundle_path.resolve(),
+        settings=engine_settings(node.config, node.tools, root, directory),
+    )
     if dry_run:
-        target = restore.Target(
-            container_id=name,
-            root=root,
-            directory=directory,
-            bundle_path=bundle_path.resolve(),
-            settings=settings,
-        )
         _rehearse(node, found, target, spec, network, use)
         return
     if found.manifest.terminal:
@@ -99,13 +98,6 @@ def command(
             f"could not restore image '{found.reference}': it has a terminal, which needs a caller with a "
             "console socket; restore it under containerd, CRI-O or Podman"
         )
-    target = restore.Target(
-        container_id=name,
-        root=root,
-        directory=directory,
-        bundle_path=bundle_path.resolve(),
-        settings=settings,
-    )
     wish = Wish(
         restore_from=image,
         use="move" if use == "move" else "clone" if use == "clone" else None,
