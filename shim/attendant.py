@@ -55,10 +55,14 @@ def begin(directory: Path, wait: Sequence[str], *, name: str, terminal: bool) ->
         env={"PATH": os.environ.get("PATH", "")},
         start_new_session=True,
     )
-    draft = directory / f"{state.ATTENDANT}.new"
-    draft.write_text(f"{process.pid} {state.start_time(process.pid)}")
-    (directory / state.HELD).touch(mode=0o600)
-    draft.rename(directory / state.ATTENDANT)
+    try:
+        draft = directory / f"{state.ATTENDANT}.new"
+        draft.write_text(f"{process.pid} {state.start_time(process.pid)}")
+        (directory / state.HELD).touch(mode=0o600)
+        draft.rename(directory / state.ATTENDANT)
+    except BaseException:
+        process.kill()  # nobody would find it
+        raise
     return process.pid
 
 

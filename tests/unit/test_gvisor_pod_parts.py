@@ -23,7 +23,7 @@ from shim.entry import decide
 from shim.errors import AdmissionRefused, ShimError
 from shim.images.manifest import seccomp_digest
 from shim.state import ContainerState
-from tests.support.containers import until
+from tests.support.containers import processes_with, until
 
 CRI = "io.kubernetes.cri."
 
@@ -83,6 +83,15 @@ def test_an_attendant_that_was_not_told_to_go_can_be_killed(
     attendant.end(tmp_path)
     with pytest.raises(ShimError, match="is gone"), attendant.streams(tmp_path):
         pass
+
+
+def test_an_attendant_that_cannot_be_noted_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{state.ATTENDANT}.new").mkdir()
+    with pytest.raises(IsADirectoryError):
+        begin(tmp_path, "exit 0", monkeypatch)
+    until(lambda: not processes_with(str(tmp_path)), what="it is gone")
 
 
 def test_streams_are_borrowed_and_given_back(tmp_path: Path) -> None:
