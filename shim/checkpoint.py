@@ -430,7 +430,8 @@ class _Job:
             if not self.wanted.leave_running:
                 self._complete()
                 # From here on the source may die: whoever interrupts now would be left with neither.
-                signals.too_late()
+                if self.wanted.verdict_path is None:
+                    signals.too_late()
                 self._told = True
 
     def _keeps_rootfs(self) -> bool:
