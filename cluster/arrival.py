@@ -21,7 +21,7 @@ from cluster.here import Here
 from cluster.messages import Reserve
 from cluster.records import STANDING, WISH, Arrival, Record
 from compat import verdict
-from engines.api import Finding, Needs
+from engines.api import Needs
 from netmig import identity as identities
 from netmig.conntrack import Translations
 from shim import bundle, restore, state
@@ -140,11 +140,8 @@ class Arriving:
             terminal=bool(spec.get("process", {}).get("terminal")),
         )
         profile_path = node.config.state_path / "profile.json"
-        findings: tuple[Finding, ...] = (
-            *engine.probe(),
-            *verdict.judge(needs, spec, dump_host=wanted.host, cache_path=profile_path),
-        )
-        if refusals := [finding for finding in findings if finding.severity == "refuse"]:
+        findings = verdict.judge(needs, spec, dump_host=wanted.host, cache_path=profile_path)
+        if refusals := [one for one in (*engine.probe(), *findings) if one.severity == "refuse"]:
             raise ShimError("; ".join(f"{one.message} [{one.rule}]; {one.remedy}" for one in refusals))
         self.here.node.store.ensure()
         space = os.statvfs(self.here.node.store.path)

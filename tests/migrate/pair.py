@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,8 +184,8 @@ class Pair:
 
     # --- the container ---------------------------------------------------------------------------------
 
-    def start(self, name: str, *, mebibytes: int = 1) -> Pod:
-        """Start a container with the lab's server on the first node."""
+    def start(self, name: str, *, mebibytes: int = 1, plain: bool = False) -> Pod:
+        """Start a container with the lab's server on the first node. plain: its root is no overlay."""
         agent = self.agents[0]
         self.container_id = f"{self.lab.tag}-{name}"
         pod = new_pod(agent.node, name)
@@ -193,7 +194,10 @@ class Pair:
         for each in ("upper", "work", "rootfs"):
             (bundle / each).mkdir(parents=True)
         options = f"lowerdir={self.lower},upperdir={bundle / 'upper'},workdir={bundle / 'work'}"
-        command("mount", "-t", "overlay", "overlay", "-o", options, bundle / "rootfs")
+        if plain:
+            shutil.copytree(self.lower, bundle / "rootfs", symlinks=True, dirs_exist_ok=True)
+        else:
+            command("mount", "-t", "overlay", "overlay", "-o", options, bundle / "rootfs")
         self.bundles.append(bundle)
         spec = make_spec(
             [str(PYTHON), "-IS", "-u", "/workloads/migrant.py", "/server", str(mebibytes)],

@@ -48,6 +48,21 @@ def test_there_and_back(place: Pair) -> None:
     place.forget()
 
 
+@pytest.mark.skipif(not os.environ.get("TORPOR_SOAK"), reason="long: see ./run soak")
+def test_a_plain_directory_comes_along(place: Pair) -> None:
+    pod = place.start("web", plain=True)
+    (place.bundles[-1] / "rootfs" / "data" / "note").write_text("kept")
+    client = place.client(both_ways(pod.ips, 2))
+    one, two = place.agents
+    place.migrate(one, two)
+    (note,) = two.state_path.glob("arrivals/*/bundle/rootfs/data/note")
+    assert note.read_text() == "kept"
+    client.goes_on()
+    whole(client.stop())
+    assert place.leftovers(two, one) == []
+    place.forget()
+
+
 # --- faults --------------------------------------------------------------------------------------------
 
 POINTS = ALL if os.environ.get("TORPOR_SOAK") else SHORT
