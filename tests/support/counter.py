@@ -40,3 +40,14 @@ def crowd(pod: Pod, daemon: Containerd, size: int) -> None:
     script = f"n=0; while [ $n -lt {size} ]; do sleep 3600 & n=$((n + 1)); done; echo ready 1; wait"
     container = pod.run("crowd", ["/bin/sh", "-c", script], image=daemon.image("busybox"))
     container.until_number(1, word="ready")
+
+
+def threads(pod: Pod, daemon: Containerd, size: int) -> None:
+    """Take as many numbers of a shared pid namespace with the threads of one process."""
+    program = (
+        "import threading, time\n"
+        f"for _ in range({size}): threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
+        "print('ready 1', flush=True)\ntime.sleep(3600)"
+    )
+    container = pod.run("crowd", ["/usr/bin/python3", "-IS", "-c", program], image=daemon.image("python"))
+    container.until_number(1, word="ready")
