@@ -88,7 +88,6 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod | None) -
     if not wish.applies_to(image.manifest.source.container_name):
         return None
     target = _target(context)
-    status = 0
     with state.locked(context.directory, wait_s=1.0, create=True):
         found, findings = restore.at_create(context.config, context.store, image, target, spec, wish)
         if found.phase == "restoring":  # the engine restores in `start`, into what is created here
@@ -129,7 +128,7 @@ def _restore_member(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod, i
 
 
 def _audit_held(context: Context, found: state.ContainerState, findings: tuple[Finding, ...]) -> None:
-    warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
+    warnings = [f"{one.message} [{one.rule}]" for one in findings if one.severity in {"warn", "unknown"}]
     _audit(context, "restore", found.image, "held", digest=found.digest, warnings=warnings)
 
 
