@@ -96,7 +96,7 @@ class Adoption:
         self._findings: tuple[Finding, ...] = ()
 
     def __enter__(self) -> Self:
-        """Raises AdmissionRefused; nothing is touched then."""
+        """Raises AdmissionRefused; nothing is touched then. Also NotUndone."""
         use_nft(self._search_path)
         try:
             self._netns = self._stack.enter_context(Netns.open(self._path))
@@ -104,8 +104,7 @@ class Adoption:
             self._check()
             self._lease()
         except BaseException as error:
-            self._release()
-            self._stack.close()
+            self.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, NetworkError):
                 raise self._refused(str(error)) from error
             raise
