@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim import pool, renewal, spot, theory
+from sim import pool, queueing, renewal, spot, theory
 from sim.laws import Exponential, Fixed, Lognormal, Weibull
 from sim.policies.base import Policy
 from sim.policies.interval import Never, Periodic
@@ -124,6 +124,10 @@ def _spares(repair: Fixed | Lognormal) -> Measure:
     return lambda rng: float(pool.spares_needed(2048 * 3.7887e-3, repair, 0.99, rng))
 
 
+def _queue(which: int) -> Measure:
+    return lambda rng: queueing.mean_times((0.3, 0.4), Exponential(1), 1_000_000, rng)[which]
+
+
 def _wall(rng: Rng) -> Estimate:
     job = Job(116.690 / 60, 5 / 60, 10 / 60)
     return renewal.estimate(renewal.wall_times(job, 500, Exponential(24), rng, 4000))
@@ -193,6 +197,8 @@ MEASURES: dict[str, Measure] = {
     "V47.simulation": _most_saved,
     "V48.first": _closed(theory.preemptive_mm1((0.3, 0.4), 1)[0]),
     "V48.second": _closed(theory.preemptive_mm1((0.3, 0.4), 1)[1]),
+    "V48.first-simulation": _queue(0),
+    "V48.second-simulation": _queue(1),
 }
 """Row to what is measured for it, with randomness of its own."""
 

@@ -114,7 +114,7 @@ def check(folder: Path | None, seed: int = SEED) -> Iterator[Checked]:
         if row.needs == "traces":
             yield _on_trace(row, traces)
         elif row.needs:
-            yield Checked(row, "not built yet", why=f"needs the simulation of a {row.needs}")
+            yield Checked(row, "not built yet", why=f"needs a simulation of {row.needs}")
         else:
             rng = np.random.default_rng([seed, zlib.crc32(row.row.encode())])
             seen = MEASURES[row.row](rng)

@@ -36,8 +36,12 @@ def test_the_simulator_agrees_with_the_table() -> None:
         assert (line.seen is None) == bool(line.row.needs) == bool(line.why), line
 
 
-def test_other_randomness_agrees_with_it_too() -> None:
-    # Three and four standard errors leave one line in some hundreds outside: not one of these by luck alone.
+def test_other_randomness_agrees_with_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        row for row in table() if "simulation" in row.row and not row.row.startswith("V48")
+    ]  # V48: for time
+    assert len(lines) > 8
+    monkeypatch.setattr("sim.validate.table", lambda: lines)
     failed = [line.row.row for line in check(None, SEED + 1) if line.verdict == "fail"]
     assert failed == []
 
@@ -86,7 +90,7 @@ def test_the_status_tells_failed_from_unchecked() -> None:
     assert status(Counter({"pass": 5, "not built yet": 1, "fail": 1})) == 1
 
 
-CHEAP = ("V01.formula", "V11.formula", "V32.replay", "V41.mean", "V48.first-simulation")
+CHEAP = ("V01.formula", "V11.formula", "V32.replay", "V41.mean", "S01.optimal")
 
 
 @pytest.fixture
