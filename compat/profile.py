@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from compat.gpus import Gpu
-from compat.probes import Probe, System, cgroups, kernel, machine, namespaces, resources, security, tools
+from compat.probes import cgroups, kernel, machine, namespaces, resources, security, tools
+from compat.probes.base import Probe, System
 
 CgroupMode = Literal["v1", "hybrid", "v2"]
 SCHEMA = 2

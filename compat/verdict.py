@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from compat import profile, rules
+from compat import profile
 from compat.profile import DumpHost, Profile
-from compat.rules import Case, Origin, Rule
-from compat.rules.files import files
+from compat.rules import cpu, edits, files, gpu, kernel, place, spec, tools
+from compat.rules.case import REGISTRY, Case, Origin, Rule
 from engines.api import Finding, Needs, Severity
 
 Answer = Literal["yes", "no", "unknown"]
+ROOMS = (cpu, kernel, tools, gpu, spec, edits, files, place)
+"""The modules that register rules."""
 _ORDER: Mapping[Severity, int] = {"refuse": 0, "unknown": 1, "warn": 2, "ok": 3}
 
 
@@ -70,7 +72,7 @@ def run(case: Case) -> tuple[Finding, ...]:
     wanted = {"node"}
     if case.spec is not None:
         wanted |= {"spec", "here"} if case.local else {"spec"}
-    found = [finding for rule in rules.REGISTRY if rule.about in wanted for finding in rule.check(case)]
+    found = [finding for rule in REGISTRY if rule.about in wanted for finding in rule.check(case)]
     return ordered(found)
 
 
@@ -89,7 +91,7 @@ def explain(name: str) -> tuple[Rule, ...]:
     """The rules of a name, or of which the name is the beginning; empty if there is none."""
     return tuple(
         rule
-        for rule in rules.REGISTRY
+        for rule in REGISTRY
         if any(known == name or known.startswith(f"{name}.") for known in rule.names)
     )
 
@@ -99,4 +101,4 @@ def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tup
 
     rootfs_path: the new container's. Cheap: one stat for each file, three small reads for each library.
     """
-    return tuple(files(needs, spec, rootfs_path, complete=True))
+    return tuple(files.files(needs, spec, rootfs_path, complete=True))

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compat.rules import NODE_DEVICES, given, is_bind, part, resolve, specified_mounts
+from compat.rules.case import NODE_DEVICES, given, is_bind, part, resolve, specified_mounts
 from engines.api import DeviceNeed, Finding, IdMapping, MountNeed, Needs, TaskNeeds
 from shim.privileges import Grant, Offence, grouped
 

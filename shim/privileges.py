@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from compat.capabilities import NAMES
-from compat.rules import part
+from compat.rules.case import part
 from engines.api import Finding, Needs, TaskNeeds
 from shim.checkpointable import without_io_uring
 from shim.images.manifest import seccomp_digest

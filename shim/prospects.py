@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from compat import profile, verdict
-from compat.probes import System
+from compat.probes.base import System
 from compat.profile import Profile
-from compat.rules import Origin, part
+from compat.rules.case import Origin, part
 from engines.api import Finding, ImageCorrupt, Needs
 from shim import admission, bundle
 from shim.checkpointable import without_io_uring

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.probes import System, Untold, probe
+from compat.probes.base import System, Untold, probe
 
 
 @probe("cgroup_mode")

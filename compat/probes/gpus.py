@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from compat.gpus import read as from_proc
-from compat.probes import System, Untold, output, probe
+from compat.probes.base import System, Untold, output, probe
 
 _DRIVER = "proc/driver/nvidia/version"
 

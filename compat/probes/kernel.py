@@ -8,7 +8,7 @@ import platform
 import re
 from typing import Any
 
-from compat.probes import System, Untold, probe
+from compat.probes.base import System, Untold, probe
 
 MASKABLE = (
     *("/proc/acpi", "/proc/asound", "/proc/bus", "/proc/fs", "/proc/interrupts", "/proc/irq", "/proc/kcore"),

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from compat.probes import System, Untold, probe
+from compat.probes.base import System, Untold, probe
 
 
 @probe("machine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from compat.probes import System, probe
+from compat.probes.base import System, probe
 
 
 @probe("netfilter")

@@ -10,7 +10,7 @@ import platform
 import re
 from typing import Any
 
-from compat.probes import System, Untold, probe
+from compat.probes.base import System, Untold, probe
 
 _XSAVE_LEAF = 0xD
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from compat.probes import System, Untold, probe
+from compat.probes.base import System, Untold, probe
 
 
 @probe("memory")

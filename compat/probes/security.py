@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from compat.probes import System, Untold, probe
+from compat.probes.base import System, Untold, probe
 
 
 @probe("lsm")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from compat.probes import Answer, System, Untold, output
+from compat.probes.base import Answer, System, Untold, output
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from rich.text import Text
 from compat import labels as nodelabels
 from compat import profile as profiles
 from compat import verdict
-from compat.probes import System
+from compat.probes.base import System
 from compat.profile import Profile
-from compat.rules import REGISTRY, Case
+from compat.rules.case import REGISTRY, Case
 from engines.api import Finding
 from shim import bundle, prospects
 from shim.cli.node import name_only, this_node

@@ -120,7 +120,7 @@ def command(
         if isinstance(error, (EngineError, ShimError)):
             log.audit(node.config.store_path, "refused", container=name, image=image, verdict=str(error))
         raise
-    warnings = [finding.message for finding in findings if finding.severity in {"warn", "unknown"}]
+    warnings = [f"{one.message} [{one.rule}]" for one in findings if one.severity in {"warn", "unknown"}]
     log.audit(
         node.config.store_path, "restore", container=name, image=held.image, verdict="held", warnings=warnings
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from compat import verdict
-from compat.rules import Origin
+from compat.rules.case import Origin
 from engines.api import FileNeed, MountNeed, SocketNeed
 from shim.images.documents import decode_needs, encode_needs
 from tests.support.verdicts import ROOMY, SPEC, TASK, image

@@ -10,7 +10,7 @@ from typing import Any
 from compat import verdict
 from compat.gpus import Gpu
 from compat.profile import Profile
-from compat.rules import Case, Origin
+from compat.rules.case import Case, Origin
 from engines.api import Finding, GpuNeed, MountNeed, Needs, TaskNeeds
 
 ROOMY = Profile(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compat import verdict
-from compat.rules import Origin
+from compat.rules.case import Origin
 from engines import registry
 from engines.api import (
     CheckpointEngine,

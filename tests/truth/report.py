@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from compat.rules import REGISTRY
+from compat.rules.case import REGISTRY
 from tests.truth.scenario import Row
 
 MAX_WRONG_NO = 0.05  # of all that was refused

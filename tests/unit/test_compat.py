@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from compat import profile, rules, verdict
+from compat import profile, verdict
 from compat.profile import Profile
+from compat.rules.case import resolve
 from engines.api import FileNeed, Finding, MountNeed, Needs
 from tests.support.containers import make_spec
 
@@ -248,7 +249,7 @@ def test_resolving_never_leaves_the_root(tmp_path: Path, path: str, resolved: st
         "loop": "loop",
     }.items():
         (tmp_path / name).symlink_to(target)
-    assert rules.resolve(tmp_path, path) == resolved
+    assert resolve(tmp_path, path) == resolved
 
 
 # --- files ---------------------------------------------------------------------------------------------

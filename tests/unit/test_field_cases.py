@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from compat.rules import Origin
+from compat.rules.case import Origin
 from engines.api import DeviceNeed, FileNeed, MountNeed, SocketNeed
 from engines.criu import foresee, tree
 from shim import network

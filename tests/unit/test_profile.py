@@ -12,20 +12,18 @@ import pytest
 
 from compat import profile
 from compat.probes import (
-    Answer,
-    System,
     cgroups,
     gpus,
     kernel,
     machine,
     namespaces,
     netfilter,
-    probe,
     processor,
     resources,
     security,
     tools,
 )
+from compat.probes.base import Answer, System, probe
 from compat.profile import ProfileError
 from tests.support.gpu import Fabric
 

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from compat import rules, verdict
-from compat.rules import Origin, tools
+from compat import verdict
+from compat.rules import tools
+from compat.rules.case import REGISTRY, Origin
 from engines.api import DeviceNeed, FileNeed, Finding, SocketNeed
 from tests.support.verdicts import (
     GPU,
@@ -256,7 +257,7 @@ ELSEWHERE = {
 
 
 def test_every_rule_is_in_this_table_or_below():
-    known = {name for rule in rules.REGISTRY for name in rule.names}
+    known = {name for rule in REGISTRY for name in rule.names}
     assert known == set(CASES) | ELSEWHERE
 
 
@@ -276,7 +277,7 @@ def test_nothing_is_found_where_nothing_is_wrong():
 
 
 def test_every_rule_says_what_it_is_where_it_is_from_and_what_helps():
-    for rule in rules.REGISTRY:
+    for rule in REGISTRY:
         assert rule.source, rule.names
         assert rule.text.endswith((".", ")")), rule.names
         assert rule.text.count(". ") >= 1, f"{rule.names}: no remedy"
