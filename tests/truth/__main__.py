@@ -5,7 +5,6 @@ then they are restored whatever it said. The confusion table comes last; build/t
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fnmatch
 import json
 import os
@@ -25,7 +24,6 @@ from tests.truth.place import Place
 from tests.truth.report import Confusion
 from tests.truth.scenario import Row, Scenario
 
-PR_SET_CHILD_SUBREAPER = 36
 RESULT = CHECKOUT / "build" / "truth.json"
 
 
@@ -50,7 +48,6 @@ def main() -> int:
         print("no scenario is named like this", file=sys.stderr)
         return 2
     console = Console() if sys.stdout.isatty() else Console(width=170)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="tt-") as folder:
         # A container's mapped root must be able to reach its root file system.

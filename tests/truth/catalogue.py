@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.truth import files, journeys, mounts, network, node, rights
+from tests.truth import files, journeys, mounts, network, node, rights, sandboxes
 from tests.truth.scenario import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -11,5 +11,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *network.SCENARIOS,
     *rights.SCENARIOS,
     *node.SCENARIOS,
+    *sandboxes.SCENARIOS,
     *journeys.JOURNEYS,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,20 +27,23 @@ from engines.api import (
     CheckpointRequest,
     EngineError,
     EngineSettings,
+    Judge,
     Needs,
     RestoreRequest,
 )
-from shim import bundle, prospects, restore
+from shim import admission, bundle, prospects, restore
 from shim.config import Config
 from shim.conformance.streams import Output, borrowed
 from shim.errors import ShimError
 from shim.images.manifest import Manifest
+from shim.launcher import RUNSC_ARGS
 from tests.support.admission import manifest as manifest_of
 from tests.support.containers import (
     PREFIX,
     SEARCH_PATH,
     Lab,
     Network,
+    Runc,
     make_bundle,
     status,
     thaw,
@@ -51,6 +56,7 @@ from tests.truth.tools import Release
 
 RESTORE_S = 30.0  # after that a restore hangs
 RUNS_S = 20.0
+PR_SET_CHILD_SUBREAPER = 36
 N_TICKS = 15  # that a container must count after it woke up
 
 
@@ -80,6 +86,7 @@ class World:
     image_path: Path
     tcp: Literal["keep", "close"] = "close"
     tools: Release = ""
+    runtime_args: tuple[str, ...] = ()
     closers: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
 
     @property
@@ -123,6 +130,17 @@ class World:
         return process
 
 
+@contextlib.contextmanager
+def _parent() -> Generator[None]:
+    """Containers that are started meanwhile become children of this process, which can bury them."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
 class Place:
     """The containers of one run, in a directory of their own. patience: how much longer all may take."""
 
@@ -138,9 +156,33 @@ class Place:
         )
         self._config.state_path.mkdir()
 
-    def engine(self, container_id: str, release: Release = "") -> CheckpointEngine:
-        """The engine of a container, with these tools."""
+    @cached_property
+    def _runsc(self) -> Runc:
+        program = self.lab.path / "runsc-as-set-up"
+        program.write_text(f'#!/bin/sh\nexec {tool("runsc")} {RUNSC_ARGS} "$@"\n')
+        program.chmod(0o755)
+        return Runc(self.lab.path / "runsc", program)
+
+    def runtime(self, source: Source) -> Runc:
+        """The runtime of a source's containers."""
+        return self.lab.runc if source.engine == "criu" else self._runsc
+
+    def engine(
+        self, container_id: str, source: Source, release: Release = "", args: tuple[str, ...] = ()
+    ) -> CheckpointEngine:
+        """The engine of a container, with these tools. args: other ones for runsc."""
         programs = tools.prefix(release) / "bin"
+        if source.engine == "gvisor":
+            return registry.create(
+                "gvisor",
+                EngineSettings(
+                    runtime_path=programs / "runsc",
+                    root_path=self._runsc.root,
+                    state_path=self.lab.path / "state" / container_id,
+                    search_path=f"{programs}:{SEARCH_PATH}",
+                    runtime_args=args or tuple(RUNSC_ARGS.split()),
+                ),
+            )
         return registry.create(
             "criu",
             EngineSettings(
@@ -181,7 +223,9 @@ class Place:
             spec["linux"]["namespaces"] = [entry for entry in namespaces if entry["type"] != "network"]
         source.edit(spec, path)
         (path / "config.json").write_text(json.dumps(spec))
-        output = self._run(container_id, path, terminal=source.terminal)
+        runtime = self.runtime(source)
+        with _parent() if source.engine == "criu" else contextlib.nullcontext():
+            output = self._run(runtime, container_id, path, terminal=source.terminal)
         until(
             lambda: output.text.count("tick") > 2,
             timeout_s=RUNS_S * self._patience,
@@ -190,10 +234,10 @@ class Place:
         if source.client:
             assert network
             self.lab.client(network, 7000)
-        pid = self.lab.runc.pid(container_id)
+        pid = runtime.pid(container_id)
         image_path = self.lab.path / "images" / container_id
         image_path.parent.mkdir(exist_ok=True)
-        engine = self.engine(container_id, source.tools)
+        engine = self.engine(container_id, source, source.tools)
         engine.checkpoint(
             CheckpointRequest(
                 container_id=container_id,
@@ -208,7 +252,7 @@ class Place:
         if not source.lives_on:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)  # as its caller would: a zombie keeps its process id
-            self.lab.runc.delete(container_id)
+            runtime.delete(container_id)
         kept = replace_fields(manifest_of(spec), host=prospects.stable(self.config(source.tools)))
         return Dumped(
             source=source,
@@ -221,9 +265,9 @@ class Place:
             network=network,
         )
 
-    def _run(self, container_id: str, path: Path, *, terminal: bool) -> Output:
+    def _run(self, runtime: Runc, container_id: str, path: Path, *, terminal: bool) -> Output:
         output = Output(self.lab.path / f"tty-{len(self.lab.ids)}" if terminal else None)
-        words: list[str | Path] = [self.lab.runc.program, "--root", self.lab.runc.root, "run", "--detach"]
+        words: list[str | Path] = [runtime.program, "--root", runtime.root, "run", "--detach"]
         words += ["--bundle", path]
         if output.console_path:
             words += ["--console-socket", output.console_path]
@@ -258,18 +302,19 @@ class Place:
             yield world
         finally:
             thaw(self.lab.tag)
-            self.lab.runc.delete(world.container_id)
+            self.runtime(scenario.source).delete(world.container_id)
             for closer in reversed(world.closers):
                 closer()
 
     def predict(self, world: World) -> Prediction:
         """What torpor says, before anything is touched."""
         dumped = world.dumped
+        engine = self._engine_of(world)
         began = time.monotonic()
         try:
             needs = dumped.needs
             if world.image_path != dumped.image_path:
-                needs = self.engine(world.container_id, world.tools).inspect(world.image_path)
+                needs = engine.inspect(world.image_path)
             spec = bundle.read_spec(world.bundle_path)
             host = dumped.manifest.host
             findings = restore.admit(
@@ -287,16 +332,21 @@ class Place:
                     use="clone",
                 ),
             )
+            if isinstance(engine, Judge):
+                admission.refuse(engine.judge(world.image_path), what="truth")
             findings += verdict.judge_files(needs, spec, world.rootfs)
         except (EngineError, ShimError) as error:
             return Prediction.refused(str(error), time.monotonic() - began)
         return Prediction.of(findings, time.monotonic() - began)
 
+    def _engine_of(self, world: World) -> CheckpointEngine:
+        return self.engine(world.container_id, world.dumped.source, world.tools, world.runtime_args)
+
     def force(self, world: World) -> Happened:
         """Restore, whatever torpor thinks of it, and see what becomes of it."""
         terminal = bool(world.spec["process"].get("terminal"))
         output = Output(world.bundle_path / "tty" if terminal else None)
-        engine = self.engine(world.container_id, world.tools)
+        engine = self._engine_of(world)
         request = RestoreRequest(
             container_id=world.container_id,
             bundle_path=world.bundle_path,
@@ -320,5 +370,7 @@ class Place:
             if time.monotonic() > deadline:
                 return Happened(restored=False, how="stands still", message=output.text[-300:])
             time.sleep(0.02)
+        if world.dumped.source.engine == "gvisor":
+            return Happened(restored=True, how="runs")  # nobody sees into a sandbox from outside
         cause = asked.differs(pid, world.spec)
         return Happened(restored=not cause, how="other" if cause else "runs", message=cause)

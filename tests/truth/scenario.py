@@ -42,7 +42,7 @@ class Source:
 
     edit: changes its spec and its bundle before it starts. once: each scenario gets an image of its own.
     client: a live one is connected to port 7000. lives_on: the container runs on beside its image.
-    tools: that dump it.
+    tools: that dump it. engine: by which.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Source:
     once: bool = False
     lives_on: bool = False
     tools: Release = ""
+    engine: Literal["criu", "gvisor"] = "criu"
 
 
 @dataclass(frozen=True, kw_only=True)

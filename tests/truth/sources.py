@@ -215,6 +215,24 @@ LOOPBACK = Source(
 HOST_NETWORK = Source(name="host-network", args=live("--fill", "1"), network="host")
 
 
+# --- gVisor --------------------------------------------------------------------------------------------
+
+SANDBOX = Source(name="sandbox", args=live("--fill", "1"), engine="gvisor")
+
+
+def _file_of_the_root(_: dict[str, Any], path: Path) -> None:
+    (path / "rootfs/data/table").write_text("t" * 100)
+
+
+SANDBOX_FILE = Source(
+    name="sandbox-file",
+    args=counting("file = open('/data/table')", each=("file.seek(0)", "assert len(file.read()) == 100")),
+    edit=_file_of_the_root,
+    engine="gvisor",
+)
+SANDBOX_VOLUME = Source(name="sandbox-volume", args=VOLUME.args, edit=_volume, engine="gvisor")
+
+
 # --- ids, memory ---------------------------------------------------------------------------------------
 
 
