@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -44,6 +45,8 @@ _TYPES: Mapping[str, tuple[str, str]] = {
     "STATS": ("stats_pb2", "stats_entry"),
 }
 _HEADS: Mapping[str, tuple[str, str]] = {"PAGEMAP": ("pagemap_pb2", "pagemap_head")}
+# A module that another thread has begun to load is in sys.modules already, and empty.
+_LOADING = threading.Lock()
 _MAX_BYTES = 1 << 30  # no image file but the pages is near that; a damaged one must not fill the memory
 
 
@@ -106,7 +109,8 @@ class Schema:
         return self._type(*_HEADS[kind]) if kind in _HEADS else None
 
     def _type(self, module_name: str, message: str) -> Callable[[], Message]:
-        module = sys.modules.get(module_name) or self._import(module_name)
+        with _LOADING:
+            module = sys.modules.get(module_name) or self._import(module_name)
         if Path(str(module.__file__)).parent != self._directory:
             raise EngineUnavailable(
                 f"could not load pycriu: another '{module_name}' is imported already ({module.__file__}); "
