@@ -24,7 +24,7 @@ from compat import verdict
 from engines.api import Needs
 from netmig import identity as identities
 from netmig.conntrack import Translations
-from shim import bundle, restore, state
+from shim import bundle, prospects, restore, state
 from shim.annotations import Wish
 from shim.errors import ShimError
 from shim.images.apply import apply
@@ -139,7 +139,8 @@ class Arriving:
             namespaces={"network": "external"},
             terminal=bool(spec.get("process", {}).get("terminal")),
         )
-        profile_path = node.config.state_path / "profile.json"
+        prospects.stable(node.config)  # kept from here on: a restore asks again
+        profile_path = node.config.state_path / prospects.PROFILE
         findings = verdict.judge(needs, spec, dump_host=wanted.host, cache_path=profile_path)
         if refusals := [one for one in (*engine.probe(), *findings) if one.severity == "refuse"]:
             raise ShimError("; ".join(f"{one.message} [{one.rule}]; {one.remedy}" for one in refusals))

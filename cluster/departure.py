@@ -21,11 +21,10 @@ from cluster.here import NEEDED, Here
 from cluster.messages import Abort, Answer, Commit, Prepare, Question, Reserve
 from cluster.records import VERDICT, WISH, Departure, Record, new_name
 from cluster.transport import connect
-from compat import profile
 from engines.api import EngineError, Phase, PhaseInfo
 from netmig import identity as identities
 from netmig.conntrack import Translations
-from shim import bundle, pod, timing
+from shim import bundle, pod, prospects, timing
 from shim.checkpoint import Source, Wanted, choose_engine, take
 from shim.cli.node import Found
 from shim.errors import ShimError
@@ -182,7 +181,7 @@ class _Leaving:
                 spec=spec_data,
                 identity=plan.identity,
                 owner=plan.owner,
-                host=profile.load(self.node.config.state_path / "profile.json"),
+                host=prospects.stable(self.node.config),
                 memory_bytes=self._memory_bytes(),
                 trial=trial,
             ),
@@ -245,14 +244,14 @@ class _Leaving:
             self._memory = self._beside.submit(
                 cargo.send_memory, self._channel(), self.record.path / "image", self._dumped
             )
+            identity = identities.decode(self.record.plan(Departure).identity)
+            # A node with many connections takes a while to list some.
+            self._translations = self._beside.submit(wiring.translations, identity)
         elif phase == "dumped":
             self.dumped_at = now
             self._dumped.set()
             self.report.phases_ms["dump"] = (now - self.frozen_at) * 1000
             self.tell("sending the memory")
-            identity = identities.decode(self.record.plan(Departure).identity)
-            # A node with many connections takes a while to list some.
-            self._translations = self._beside.submit(wiring.translations, identity)
 
     def _decide(self, manifest: Manifest) -> None:
         """The image is complete and the source frozen: send it, have it restored, and decide."""

@@ -149,9 +149,8 @@ def tidy(path: Path) -> None:
 def unplug(identity: Identity) -> None:
     """Take the host ends out of their bridges, as far as they are there. Raises NetworkError."""
     with node() as host, host.ipr() as ipr:
-        present = {str(one.attributes["IFLA_IFNAME"]) for one in rtnl.links(ipr)}
         for link in identity.links:
-            if link.host is not None and link.host.name in present:
+            if link.host is not None and rtnl.link_named(ipr, link.host.name) is not None:
                 _each(ipr, link.host.name, None, {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,8 +96,10 @@ def _announce(netns_path: Path, addresses: Sequence[Address], late: contextlib.E
         with netns.inside():
             macs = {one.ifname: mac_of(one.ifname) for one in addresses}
         present = [replace(one, mac=mac) for one in addresses if (mac := macs[one.ifname])]
+        announcer = Announcer(netns, present)
         # Closing takes 10 ms, which nobody need wait for.
-        late.enter_context(Announcer(netns, present)).send()
+        late.callback(lambda: threading.Thread(target=announcer.close, name="close").start())
+        announcer.send()
 
 
 def say_farewell(netns_path: Path, needs: Needs) -> int:
