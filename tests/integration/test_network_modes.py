@@ -283,9 +283,13 @@ def test_a_restore_that_fails_gives_the_plugins_address_back(
     asleep(source, daemon, torpor, "--keep-tcp")
     old.remove()
     new = woken(cri, "keep")
-    side = new.run("side", LIVE, image=image)  # it has the port
-    side.until_number(3)
-    client = Echo(new.ip, PORT)
+    # It has the port and does not listen: only CRIU notices. Another has clients meanwhile.
+    squat = f"import socket, time; s = socket.socket(); s.bind(('', {PORT})); print('ready 1', flush=True)"
+    side = new.run("side", ("/usr/bin/python3", "-c", f"{squat}; time.sleep(3600)"), image=image)
+    side.until_number(1, word="ready")
+    other = new.run("other", (*LIVE[:-1], str(PORT + 1)), image=image)
+    other.until_number(3)
+    client = Echo(new.ip, PORT + 1)
     try:
         with pytest.raises(grpc.RpcError, match="Address already in use"):
             new.run("main", LIVE, image=image)
