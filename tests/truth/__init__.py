@@ -1,1 +1,0 @@
-"""The verdict against the truth: `./run truth`."""

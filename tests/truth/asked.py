@@ -86,9 +86,7 @@ def _mounts(pid: int, spec: Spec) -> Iterator[str]:
 def _rights(pid: int, spec: Spec) -> Iterator[str]:
     process = spec["process"]
     mapped = spec["linux"].get("uidMappings")
-    # What may change its user, may have done so.
-    may_become = "CAP_SETUID" in process["capabilities"]["permitted"]
-    if not mapped and not may_become and status(pid, "Uid").split() != [str(process["user"]["uid"])] * 4:
+    if not mapped and status(pid, "Uid").split() != [str(process["user"]["uid"])] * 4:
         yield f"its user is {status(pid, 'Uid')}"
     for field, name in (("CapBnd", "bounding"), ("CapPrm", "permitted"), ("CapEff", "effective")):
         held = int(status(pid, field), 16)
