@@ -35,6 +35,7 @@ class Config:
     allowed_hooks: OCI hooks (absolute paths) that may run at a restore.
     foreign_annotations: obey `restore.criu.org/` annotations, whose archives must lie under archive_roots
     (directories that only root may write).
+    overruled: rules of the processor (`cpu.*`) that only warn here, since the programs are built portable.
     """
 
     runtime_path: Path
@@ -51,6 +52,7 @@ class Config:
     allowed_hooks: tuple[str, ...] = ()
     foreign_annotations: bool = False
     archive_roots: tuple[Path, ...] = (Path("/var/lib/kubelet/checkpoints"),)
+    overruled: tuple[str, ...] = ()
 
     def of_engine(self, name: str) -> Config:
         """The same node, seen from the runtime through which an engine works. Raises UsageError."""
@@ -76,6 +78,7 @@ _FROM_TOML = frozenset(
         "compress",
         "allowed_hooks",
         "archive_roots",
+        "overruled",
     }
 )
 
@@ -92,6 +95,11 @@ def _convert(path: Path, key: str, value: Any, wanted: Any) -> Any:
         if all(isinstance(item, str) and item.startswith("/") for item in items):
             return tuple(items) if key == "allowed_hooks" else tuple(Path(item) for item in items)
         raise UsageError(f"{path}: '{key}' must be a list of absolute paths")
+    if key == "overruled" and isinstance(value, list):
+        names = cast("list[Any]", value)
+        if all(isinstance(name, str) and name.startswith("cpu.") for name in names):
+            return tuple(names)
+        raise UsageError(f"{path}: '{key}' must be a list of rules that begin with 'cpu.'")
     raise UsageError(f"{path}: '{key}' has a value of the wrong kind: {value!r}")
 
 

@@ -121,6 +121,10 @@ CONFIG_TOML = f"""\
 # Directories, which only root may write, of archives that restore.criu.org/ annotations may name;
 # they are obeyed only with FOREIGN=1 in runtime.conf.
 #archive_roots = ["/var/lib/kubelet/checkpoints"]
+
+# Rules of the processor (cpu.features, cpu.state ...) that only warn on this node, because the programs in
+# its containers are built to run anywhere. Each use is in the audit log.
+#overruled = []
 """
 
 

@@ -133,4 +133,14 @@ def examine(
         origin=origin,
         new_image_ref=image_ref(spec),
     )
+    findings = tuple(_overruled(config, finding) for finding in findings)
     return findings + network_judge(needs, spec, tcp=tcp, coming=coming)
+
+
+def _overruled(config: Config, finding: Finding) -> Finding:
+    """A refusal that this node's configuration makes a warning."""
+    if finding.severity != "refuse" or finding.rule not in config.overruled:
+        return finding
+    return replace(
+        finding, severity="warn", message=f"{finding.message} (overruled by this node's configuration)"
+    )

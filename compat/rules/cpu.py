@@ -93,7 +93,8 @@ def features(case: Case) -> Iterator[Finding]:
     """What the dump's processor had and this one lacks: the restore succeeds, the process dies later of an
     illegal instruction. Flags that the C library picks implementations by refuse, instructions that programs
     ask for themselves warn, flags that make things only faster or safer (erms, pcid) do not count. Start the
-    program with GLIBC_TUNABLES before the checkpoint, or restore where the features are.
+    program with GLIBC_TUNABLES before the checkpoint, restore where the features are, or overrule it
+    in config.toml if the programs are built portable.
     """
     had = _had(case)
     if had is None:

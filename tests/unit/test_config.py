@@ -58,6 +58,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         ('allowed_hooks = ["a"]', "must be a list of absolute paths"),
         ("engine = 3", "wrong kind"),
         ("engine = [", "is not TOML"),
+        ('overruled = ["privileges.users"]', "begin with 'cpu.'"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, toml: str, message: str) -> None:
