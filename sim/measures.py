@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from sim.policies.spot import Greedy, OnDemand, UniformProgress
 from sim.renewal import Estimate, Job
 from sim.replay import Costs, replay
 from sim.spot import SpotJob
-from sim.traces import capacity, faults
+from sim.traces import capacity, faults, priced
 
 HOUR, DAY = 3600.0, 86400.0
 LLAMA3_RATE = 3.78870e-3 / DAY
@@ -26,6 +27,12 @@ MTTI = 11_135.08  # Llama 3's, seconds
 
 SPOT_WINDOWS = "spot/cbl_aws_2022-10-26.json"
 NODE_FAULTS = "infinitehbd/fault_trace.json"
+H100_ZONES = "skynomad/h100_16_13zones.tar.gz"
+
+DIVERSE = (
+    "us-central1-a", "us-west1-a", "europe-west1-c", "europe-west3-c", "asia-southeast1-b", "asia-south2-b",
+)  # fmt: skip
+"""The six zones of SkyNomad's study of deadlines, two on each continent."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,32 @@ class Traces:
                 sum(out.spot_work_s for out in outs) / len(outs) / HOUR,
             )
         return self._means[policy.name]
+
+    @cached_property
+    def h100(self) -> dict[str, priced.PricedZone]:
+        return priced.load(self.folder / H100_ZONES)
+
+    def alone(self, ratio: float) -> float:
+        """Mean cost of Uniform Progress alone in each zone, its deadline `ratio` times its work.
+
+        Six windows one after another, each of 311 ticks, the deadline.
+        """
+        costs: list[float] = []
+        for name in DIVERSE:
+            zone = self.h100[f"{name}_h100_16"]
+            deadline_s = 311 * zone.tick_s
+            job = SpotJob(
+                work_s=deadline_s / ratio,
+                deadline_s=deadline_s,
+                tick_s=zone.tick_s,
+                spot_price=zone.spot_price,
+                on_demand_price=zone.on_demand_price,
+            )
+            for start in range(0, 6 * 311, 311):
+                # One tick more, at which the work of the last one is credited.
+                window = [*zone.available[start : start + 311], 0]
+                costs.append(spot.run(UniformProgress(), job, window).cost)
+        return sum(costs) / len(costs)
 
 
 Rng = np.random.Generator
@@ -213,6 +246,10 @@ TRACE_MEASURES: dict[str, tuple[str, TraceMeasure]] = {
     "V37.greedy-spot-paper": (SPOT_WINDOWS, lambda traces: traces.means(Greedy()).spot_h),
     "V37.od-cost": (SPOT_WINDOWS, lambda traces: traces.means(OnDemand()).cost),
     "V40.availability": (SPOT_WINDOWS, lambda traces: traces.availability("us-west-2a_k80_1")),
+    **{
+        f"S02.up-{ratio}": (H100_ZONES, functools.partial(Traces.alone, ratio=ratio))
+        for ratio in (1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
+    },
     "V41.mean": (NODE_FAULTS, lambda traces: traces.faulty.mean),
     "V41.most": (NODE_FAULTS, lambda traces: float(traces.faulty.most)),
 }

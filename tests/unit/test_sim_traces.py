@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from sim.errors import SimError
 from sim.laws import Weibull
 from sim.policies.spot import Greedy, UniformProgress
 from sim.spot import SpotJob, run
-from sim.traces import capacity, faults, membership, requests, synthetic
+from sim.traces import capacity, faults, membership, priced, requests, synthetic
 from sim.traces.inspect import inspect
 from tests.support.traces import trace
 
@@ -126,6 +128,53 @@ def test_counts_are_turned_only_where_one_can_mean_preempted(tmp_path: Path) -> 
     for tick in (0, -5, None, "300"):
         with pytest.raises(SimError, match="gap_seconds"):
             capacity.load_counts(written(tmp_path, {"metadata": {"gap_seconds": tick}, "data": [1]}))
+
+
+def priced_zone(**changes: Any) -> dict[str, Any]:
+    meta = {"gap_seconds": 600, "price_info": {"on_demand_price": 80}}
+    return {"metadata": meta, "data": [0, 1, 0], "prices": [20, 20, 20]} | changes
+
+
+def packed(tmp_path: Path, text: str, name: str = "top/zone-a/full.json") -> Path:
+    path = tmp_path / "zones.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for inside in (name, "top/zone-a/0.json", "top/README.md"):
+            member = tarfile.TarInfo(inside)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_zones_with_prices_are_turned(tmp_path: Path) -> None:
+    zones = priced.load(packed(tmp_path, json.dumps(priced_zone())))
+    assert zones == {"zone-a": priced.PricedZone("zone-a", 600, [1, 0, 1], 20, 80)}
+
+
+@pytest.mark.parametrize(
+    ("zone", "why"),
+    [
+        (priced_zone(prices=[20, 21, 20]), "zone zone-a must have one spot price"),
+        (priced_zone(prices=[]), "zone zone-a must have one spot price"),
+        (priced_zone(data=[0, 2]), "must be 0 and 1"),
+        (priced_zone(data=[]), "must be 0 and 1"),
+        (priced_zone(metadata={"gap_seconds": 600}), "zone zone-a lacks 'price_info'"),
+        ([], "zone zone-a lacks"),
+    ],
+)
+def test_bad_zones_with_prices_are_refused(tmp_path: Path, zone: Any, why: str) -> None:
+    with pytest.raises(SimError, match=why):
+        priced.load(packed(tmp_path, json.dumps(zone)))
+
+
+def test_an_archive_without_zones_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SimError, match=r"holds no full\.json"):
+        priced.load(packed(tmp_path, "{}", "top/zone-a/1.json"))
+    with pytest.raises(SimError, match="not JSON"):
+        priced.load(packed(tmp_path, "{"))
+    with pytest.raises(SimError, match="not a tar archive"):
+        priced.load(written(tmp_path, "text", "zones.tar.gz"))
+    with pytest.raises(SimError, match="No such file"):
+        priced.load(tmp_path / "none.tar.gz")
 
 
 def test_nodes_join_and_leave(tmp_path: Path) -> None:
