@@ -8,6 +8,7 @@ import argparse
 import fnmatch
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from engines.api import EngineError
+from shim.errors import ShimError
+from shim.toolchain.lock import ToolchainError
 from tests.perf.figures import machine
 from tests.support.containers import CHECKOUT, lab
 from tests.truth import catalogue, report
@@ -23,7 +27,14 @@ from tests.truth.machines import Machines
 from tests.truth.place import Place
 from tests.truth.report import Confusion
 from tests.truth.scenario import Row, Scenario
+from tests.vm import build, payload
+from tests.vm.machine import MachineError
 
+# A source that cannot be dumped, tools or machines that cannot be had: the others are played all the same.
+SPOILS = (
+    *(AssertionError, OSError, subprocess.SubprocessError, EngineError, ShimError, ToolchainError),
+    *(build.BuildFailed, payload.PayloadFailed, MachineError),
+)
 RESULT = CHECKOUT / "build" / "truth.json"
 
 
@@ -53,11 +64,11 @@ def main() -> int:
         # A container's mapped root must be able to reach its root file system.
         Path(folder).chmod(0o711)
         with lab(Path(folder)) as place:
-            rows = play(Place(place), chosen, console)
+            rows, spoiled = play(Place(place), chosen, console)
             tag = place.tag
     facts["load_after"] = os.getloadavg()[0]
     confusion = Confusion.of(rows)
-    problems = confusion.problems(full=full)
+    problems = [*confusion.problems(full=full), *(f"not played: {name}" for name in spoiled)]
     document = {
         "schema": 1,
         "machine": facts,
@@ -68,6 +79,7 @@ def main() -> int:
             for answer in report.ANSWERS
         },
         "rules_not_met": report.unmet(rows),
+        "spoiled": spoiled,
         "problems": problems,
     }
     wanted.output.parent.mkdir(exist_ok=True)
@@ -81,22 +93,28 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def play(place: Place, scenarios: list[Scenario], console: Console) -> list[Row]:
-    """Play scenarios one after the other."""
+def play(place: Place, scenarios: list[Scenario], console: Console) -> tuple[list[Row], dict[str, str]]:
+    """Play scenarios one after the other. Returns also why some could not be, by name."""
     rows: list[Row] = []
+    spoiled: dict[str, str] = {}
     machines = Machines(place)
     place.lab.on_close(machines.close)
     for scenario in scenarios:
         began = time.monotonic()
-        if isinstance(scenario, Journey):
-            predicted, happened = machines.play(scenario)
-        else:
-            with place.world(scenario) as world:
-                predicted, happened = place.predict(world), place.force(world)
+        try:
+            if isinstance(scenario, Journey):
+                predicted, happened = machines.play(scenario)
+            else:
+                with place.world(scenario) as world:
+                    predicted, happened = place.predict(world), place.force(world)
+        except SPOILS as error:
+            spoiled[scenario.name] = str(error)
+            console.print(f"not played: {scenario.name}: {error}", style="bold red", markup=False)
+            continue
         row = Row(scenario=scenario, predicted=predicted, happened=happened, took_s=time.monotonic() - began)
         report.show_row(console, row)
         rows.append(row)
-    return rows
+    return rows, spoiled
 
 
 if __name__ == "__main__":

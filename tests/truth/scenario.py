@@ -98,7 +98,7 @@ class Prediction:
     @classmethod
     def refused(cls, message: str, took_s: float) -> Prediction:
         """Of an admission's refusal, which names its rules."""
-        rules = tuple(dict.fromkeys(_RULE.findall(message))) or (message,)
+        rules = tuple(dict.fromkeys(_RULE.findall(message))) or ("an error",)
         return cls(answer="no", rules=rules, message=message, took_s=took_s)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from engines.api import Finding, Severity
 from tests.truth import report
+from tests.truth.__main__ import play
+from tests.truth.place import Place
 from tests.truth.report import Confusion
 from tests.truth.scenario import Answer, Happened, Prediction, Row, Scenario, Source
 
@@ -72,7 +78,7 @@ def test_the_worst_finding_counts():
 def test_a_refusal_names_its_rules():
     message = "could not admit image 'i': a [x.y]; b [z.w-v]; a [x.y]; what to do: c"
     assert Prediction.refused(message, 0).rules == ("x.y", "z.w-v")
-    assert Prediction.refused("it is gone", 0).rules == ("it is gone",)
+    assert Prediction.refused("it is gone", 0).rules == ("an error",)
 
 
 def test_the_wrong_ones_are_marked_and_explained():
@@ -85,3 +91,35 @@ def test_the_wrong_ones_are_marked_and_explained():
     assert why.strip() == "why"
     assert unknown.endswith("<-- unknown")
     assert "<--" not in right
+
+
+class Stage:
+    """A place where one source cannot be dumped."""
+
+    lab: Any
+
+    def __init__(self) -> None:
+        self.lab = self
+
+    def on_close(self, _: object) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def world(self, scenario: Scenario) -> Generator[str]:
+        if scenario.name == "bad":
+            raise AssertionError("it does not count")
+        yield scenario.name
+
+    def predict(self, _: str) -> Prediction:
+        return Prediction(answer="yes")
+
+    def force(self, _: str) -> Happened:
+        return Happened(restored=True, how="runs")
+
+
+def test_what_cannot_be_played_is_told_and_keeps_nothing_else_from_being_played():
+    stage = cast("Place", Stage())
+    scenarios = [replace(SCENARIO, name=name) for name in ("good", "bad", "better")]
+    played, spoiled = play(stage, scenarios, Console(file=io.StringIO()))
+    assert [row.scenario.name for row in played] == ["good", "better"]
+    assert spoiled == {"bad": "it does not count"}
