@@ -95,8 +95,9 @@ def _send_all(channel: Channel, image_path: Path, prefix: str, digests: dict[str
             continue
         directory, below = locate(name, checkpoint_path=checkpoint_path, extras_path=image_path)
         digest = hashlib.sha256()
-        send(channel, "image", name, directory / below, digest.update)
+        send(channel, "image", name, directory / below, digest.update, more=True)
         digests[name] = FileDigest(sha256=digest.hexdigest(), size_bytes=size_bytes)
+    channel.flush()
 
 
 def send(
@@ -107,14 +108,16 @@ def send(
     on_chunk: OnChunk | None = None,
     *,
     offset: int = 0,
+    more: bool = False,
 ) -> int:
     """Send one file, from `offset` on; its size in bytes. on_chunk: called with each piece of it.
 
-    Raises Lost, OSError.
+    more: see `Channel.send_file`. Raises Lost, OSError.
     """
     size_bytes = path.stat().st_size
-    channel.send(Send(place=place, name=name, size_bytes=size_bytes - offset, offset=offset))
-    channel.send_file(path, size_bytes - offset, on_chunk, offset=offset)
+    said = Send(place=place, name=name, size_bytes=size_bytes - offset, offset=offset)
+    channel.send(said, more=more or said.size_bytes > 0)
+    channel.send_file(path, said.size_bytes, on_chunk, offset=offset, more=more)
     return size_bytes
 
 

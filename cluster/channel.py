@@ -24,6 +24,7 @@ SILENCE_S = 5.0
 _BUSY_S = 1.0
 _MAX_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 16
 _LENGTH = struct.Struct(">I")
 _OLD = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,17 +63,34 @@ class Channel:
         self.peer = peer
         self._stream = stream
         self._sending = threading.Lock()
+        self._held = b""  # what waits for more
 
     def close(self) -> None:
         """Hang up."""
         with contextlib.suppress(OSError):
             self._stream.close()
 
-    def send(self, message: Message) -> None:
-        """Say something. Raises Lost."""
+    def send(self, message: Message, *, more: bool = False) -> None:
+        """Say something. more: as in `send_file`. Raises Lost."""
         data = msgspec.json.encode(message)
-        with self._sending, self._lossy():
-            self._stream.sendall(_LENGTH.pack(len(data)) + data)
+        with self._sending:
+            self._put(_LENGTH.pack(len(data)) + data, more=more)
+
+    def flush(self) -> None:
+        """Send what waits for more. Raises Lost."""
+        with self._sending:
+            self._put(b"", more=False)
+
+    def _put(self, data: bytes | memoryview, *, more: bool) -> None:
+        with self._lossy():
+            if len(self._held) + len(data) < _SMALL_BYTES:
+                self._held += data
+                data = b""
+            if self._held and (data or not more):
+                self._stream.sendall(self._held)
+                self._held = b""
+            if data:
+                self._stream.sendall(data)
 
     def receive(self, *, patient: bool = False) -> Said:
         """What the other side says next. patient: wait for ever. Raises Lost."""
@@ -128,9 +146,18 @@ class Channel:
             thread.join()
 
     def send_file(
-        self, path: Path, size_bytes: int, on_chunk: OnChunk | None = None, *, offset: int = 0
+        self,
+        path: Path,
+        size_bytes: int,
+        on_chunk: OnChunk | None = None,
+        *,
+        offset: int = 0,
+        more: bool = False,
     ) -> None:
-        """Send bytes of a file from `offset` on, which its message has announced. Raises Lost, OSError."""
+        """Send bytes of a file from `offset` on, which its message has announced.
+
+        more: what is small may wait here until more is sent or `flush` is called. Raises Lost, OSError.
+        """
         buffer = memoryview(bytearray(min(size_bytes, _CHUNK_BYTES)))
         left = size_bytes
         with path.open("rb", buffering=0) as file, self._sending:
@@ -141,9 +168,8 @@ class Channel:
                     raise Lost(f"could not send {path}: it is shorter than it was; try again")
                 if on_chunk is not None:
                     on_chunk(buffer[:n_read])
-                with self._lossy():
-                    self._stream.sendall(buffer[:n_read])
                 left -= n_read
+                self._put(buffer[:n_read], more=more)
 
     def receive_file(self, path: Path | None, size_bytes: int, *, offset: int = 0) -> None:
         """Write a file's bytes to a new file (mode 0600), or from `offset` on behind those that came before.
@@ -181,12 +207,12 @@ class Channel:
         return bytes(buffer)
 
     def _fill(self, view: memoryview) -> None:
-        while view:
-            with self._lossy():
+        with self._lossy():
+            while view:
                 n_read = self._stream.recv_into(view)
-            if not n_read:
-                raise Lost(f"could not hear node '{self.peer}' any more: it hung up")
-            view = view[n_read:]
+                if not n_read:
+                    raise Lost(f"could not hear node '{self.peer}' any more: it hung up")
+                view = view[n_read:]
 
     @contextlib.contextmanager
     def _lossy(self) -> Generator[None]:

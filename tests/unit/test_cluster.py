@@ -99,6 +99,34 @@ def test_files_go_through_whole(ends: tuple[Channel, Channel], tmp_path: Path, s
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
 
 
+def test_what_is_small_waits_for_more_and_keeps_its_place(
+    ends: tuple[Channel, Channel], tmp_path: Path
+) -> None:
+    one, two = ends
+    content = [os.urandom(size) for size in (3, 0, 1 << 17, 5)]
+    for number, data in enumerate(content):
+        (tmp_path / f"{number}").write_bytes(data)
+    sizes: list[int] = []
+
+    def receive(number: int) -> None:
+        said = two.receive()
+        assert isinstance(said, Send)
+        sizes.append(said.size_bytes)
+        two.receive_file(tmp_path / f"copy-{number}", said.size_bytes)
+        assert (tmp_path / f"copy-{number}").read_bytes() == content[number]
+
+    with ThreadPoolExecutor(1) as beside:
+        sending = beside.submit(
+            lambda: [cargo.send(one, "image", f"{n}", tmp_path / f"{n}", more=True) for n in range(4)]
+        )
+        for number in range(3):
+            receive(number)
+        assert sending.result() == [3, 0, 1 << 17, 5]
+    one.flush()
+    receive(3)
+    assert sizes == [3, 0, 1 << 17, 5]
+
+
 def test_a_file_that_cannot_be_written_leaves_the_channel_usable(
     ends: tuple[Channel, Channel], tmp_path: Path
 ) -> None:
