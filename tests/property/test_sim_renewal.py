@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from sim import theory
 from sim.errors import SimError
@@ -144,12 +145,21 @@ def test_nodes_fail_until_the_horizon_in_order(seed: int, nodes: int) -> None:
     assert abs(times.size - 20 * nodes) < 6 * math.sqrt(20 * nodes)
 
 
+def test_nodes_that_fail_far_more_often_than_the_mean_says_fail_until_the_horizon_too() -> None:
+    class Short(Fixed):
+        def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
+            return np.full(shape, 0.5)
+
+    times = failure_times(Short(10), 3, 200, np.random.default_rng(1))
+    assert list(times) == [0.5 * k for k in range(1, 400) for _ in range(3)]
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=20))
 def test_in_repair_counts_the_open_ones(outages: list[tuple[int, int]]) -> None:
     outages.sort()
     starts, repairs = (np.array(column, dtype=float) for column in zip(*outages, strict=True))
-    moments = np.arange(0.5, 75)
+    moments = np.arange(0, 75, 0.5)
     counted = [sum(start <= at < start + lasting for start, lasting in outages) for at in moments]
     assert list(in_repair(starts, repairs, moments)) == counted
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import SimError
-from sim.policies.base import Action, Event, Policy, RunOn, SetInterval, State
+from sim.policies.base import Action, Event, Place, Policy, RunOn, SetInterval, State
 from sim.policies.spot import Greedy, OnDemand, UniformProgress
 from sim.spot import SpotJob, run
 
@@ -69,6 +69,32 @@ def test_a_machine_that_is_taken_costs_another_start() -> None:
     assert out.spot_held_s == 15 * TICK  # 7,200 s of work and two starts are 8,640 s: 14.4 ticks
 
 
+def test_a_new_start_replaces_what_was_left_of_the_last_one() -> None:
+    # One tick into a start of 720 s the machine is taken; the next start is 720 s and not 840.
+    out = run(Greedy(), SpotJob(work_s=480, deadline_s=20 * HOUR), [1, 0] + [1] * 100)
+    assert out.end_s == 4 * TICK
+
+
+@pytest.mark.parametrize("policy", [Greedy(), UniformProgress()])
+def test_the_last_moments_before_a_deadline(policy: Policy) -> None:
+    # 6,000 s of work are 12 ticks with one start of 720 s, and 13 with two.
+    state = State(
+        now_s=30 * HOUR, work_s=24 * HOUR, done_s=24 * HOUR - 6000, restart_s=720, tick_s=TICK, spot=True,
+    )  # fmt: skip
+
+    def chosen(room_ticks: int, place: Place, starting_s: float = 0.0) -> list[Action]:
+        state.deadline_s = state.now_s + room_ticks * TICK
+        state.place, state.starting_s = place, starting_s
+        return policy.on_event(state, Event("tick"))
+
+    assert chosen(14, "none") == [RunOn("spot")]
+    assert chosen(13, "none") == [RunOn("on-demand")]
+    assert chosen(13, "on-demand") == [RunOn("on-demand")]
+    assert chosen(13, "spot", 100) == [RunOn("spot")]
+    assert chosen(12, "spot", 100) == [RunOn("on-demand")]
+    assert chosen(12, "spot") == [RunOn("spot")]
+
+
 def test_a_job_that_cannot_meet_its_deadline_is_refused() -> None:
     with pytest.raises(SimError, match="do not fit before its deadline"):
         SpotJob(work_s=10 * HOUR, deadline_s=10 * HOUR)
@@ -105,6 +131,8 @@ def test_uniform_progress_stays_on_demand_until_it_is_two_restarts_ahead() -> No
         now_s=HOUR, work_s=10 * HOUR, done_s=0.5 * HOUR, deadline_s=20 * HOUR, restart_s=720, tick_s=TICK,
         spot=True, place="on-demand",
     )  # fmt: skip
+    assert UniformProgress().on_event(state, Event("tick")) == [RunOn("on-demand")]
+    state.done_s = 0.5 * HOUR + 2 * 720 * 0.5 - 1
     assert UniformProgress().on_event(state, Event("tick")) == [RunOn("on-demand")]
     state.done_s = 0.5 * HOUR + 2 * 720 * 0.5 + 1
     assert UniformProgress().on_event(state, Event("tick")) == [RunOn("spot")]
