@@ -85,12 +85,12 @@ class Prediction:
     @classmethod
     def of(cls, findings: Sequence[Finding], took_s: float) -> Prediction:
         """Of findings, the worst counts."""
-        by = {word: list(_rules(findings, word)) for word in ("refuse", "unknown", "warn")}
+        by = {word: list(_rules(findings, word)) for word in ("refuse", "unknown", "warn", "ok")}
         answer: Answer = "no" if by["refuse"] else "unknown" if by["unknown"] else "yes"
         return cls(
             answer=answer,
             rules=tuple(dict.fromkeys(by["refuse"] or by["unknown"])),
-            told=tuple(dict.fromkeys(by["warn"])),
+            told=tuple(dict.fromkeys(by["warn"] + by["ok"])),
             message="; ".join(finding.message for finding in findings),
             took_s=took_s,
         )
