@@ -7,6 +7,7 @@ asked.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import time
@@ -139,7 +140,9 @@ class Arriving:
             namespaces={"network": "external"},
             terminal=bool(spec.get("process", {}).get("terminal")),
         )
-        prospects.stable(node.config)  # kept from here on: a restore asks again
+        # Both now rather than while nobody runs: what is found is kept, and so is what is loaded.
+        prospects.stable(node.config)
+        importlib.import_module("shim.peers")
         profile_path = node.config.state_path / prospects.PROFILE
         findings = verdict.judge(needs, spec, dump_host=wanted.host, cache_path=profile_path)
         if refusals := [one for one in (*engine.probe(), *findings) if one.severity == "refuse"]:

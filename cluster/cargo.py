@@ -23,7 +23,7 @@ from shim.images.rootfs import RootfsView, find_rootfs, write_diff
 from shim.images.seal import list_files, locate, write_file
 
 _PART_BYTES = 1 << 20
-_LOOK_S = 0.002
+_LOOK_S = 0.005
 
 
 def root_of(bundle_path: Path) -> RootfsView:
