@@ -72,7 +72,8 @@ class Machines:
 
     def _machine(self, cpu: str) -> Machine:
         if cpu not in self._machines:
-            os.environ["PATH"] += ":/usr/sbin:/sbin"  # where mke2fs and mmdebstrap are
+            if not self._machines:
+                os.environ["PATH"] += ":/usr/sbin:/sbin"  # where mke2fs is
             folder = Path(os.environ.get("TORPOR_VM_IMG", _FOLDER))
             state = saved(build.ensure(folder), Kind(cpu=cpu))
             machine = self._machines[cpu] = Machine.clone(state, self._payload(folder))
@@ -82,7 +83,7 @@ class Machines:
 
     def _payload(self, folder: Path) -> Path:
         if self._disk is None:
-            self._work = tempfile.TemporaryDirectory(prefix="truth-", dir=folder)
+            self._work = tempfile.TemporaryDirectory(prefix=f"payload-{os.getpid()}-", dir=folder)
             staging = Path(self._work.name, "staging")
             staging.mkdir()
             self._disk = Path(self._work.name, "disk")
