@@ -57,6 +57,19 @@ def memory_limit(case: Case) -> Iterator[Finding]:
         )
 
 
+@rule("place.pids-limit", about="spec", source="measured: fork fails in the new cgroup")
+def pids_limit(case: Case) -> Iterator[Finding]:
+    """All tasks of the image are made in the new container's cgroup. Raise its limit of processes."""
+    limit = part(part(part(case.new, "linux"), "resources"), "pids").get("limit") or 0
+    if 0 < limit < len(case.needs.tasks) and not case.has_kernel:
+        yield finding(
+            "place.pids-limit",
+            "refuse",
+            f"the image has {len(case.needs.tasks)} tasks, the new container may have {limit}",
+            "raise the limit of processes (pids)",
+        )
+
+
 @rule("place.hugepages", about="node", source="mmap(MAP_HUGETLB) reserves; field report criu#1533")
 def hugepages(case: Case) -> Iterator[Finding]:
     """Huge pages must be free on the node. Reserve more (vm.nr_hugepages)."""

@@ -57,6 +57,21 @@ def network_kind(case: Case) -> Iterator[Finding]:
         )
 
 
+@rule("spec.ipc", about="spec", source="measured: restored, in an IPC namespace of its own all the same")
+def ipc_kind(case: Case) -> Iterator[Finding]:
+    """An IPC namespace of its own is made again, whatever the new spec says. Restore into a container that
+    has one.
+    """
+    own = case.needs.namespaces.get("ipc") == "own"
+    if own and not case.has_kernel and given(case.new, "ipc") == "host":
+        yield finding(
+            "spec.ipc",
+            "refuse",
+            "the image has an IPC namespace of its own, the new container is to have the host's",
+            "give the new container an IPC namespace",
+        )
+
+
 @rule(
     *("mounts.missing", "mounts.added", "mounts.kind"),
     about="spec",

@@ -22,6 +22,7 @@ from tests.support.verdicts import (
     HAVE_GPUS,
     ROOMY,
     SPEC,
+    TASK,
     At,
     bind,
     edited,
@@ -203,6 +204,18 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
     ),
     "spec.terminal": (At(spec=new(process={"terminal": True})), "refuse", At(spec=SPEC), CERTAIN),
     "spec.network": (At(spec=new(linux={"namespaces": []})), "refuse", At(spec=SPEC), CERTAIN),
+    "spec.ipc": (
+        At(image(namespaces={"network": "own", "ipc": "own"}), spec=SPEC),
+        "refuse",
+        At(image(namespaces={"network": "own", "ipc": "host"}), spec=SPEC),
+        CERTAIN,
+    ),
+    "place.pids-limit": (
+        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 1}}})),
+        "refuse",
+        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 2}}})),
+        CERTAIN,
+    ),
     "mounts.kind": (
         At(has("/data", "tmpfs"), spec=new(mounts=bind("/data"))),
         "refuse",
