@@ -16,7 +16,6 @@ from tests.netlab.pods import build_server
 from tests.netlab.report import Row
 from tests.perf.figures import machine
 from tests.support.containers import CHECKOUT
-from tests.support.rootfs import rootfs
 
 RESULT = CHECKOUT / "build" / "netlab.json"
 ROOT = Path("/run/netlab")  # in the room
@@ -36,8 +35,6 @@ def main() -> int:
         return 1
     if room.VARIABLE not in os.environ:
         room.sweep()
-        for name in ("busybox", "redis"):
-            rootfs(name)  # from the archive, which nothing reaches from in there
         words = room.words([sys.executable, "-m", "tests.netlab", *sys.argv[1:]])
         os.execvpe(words[0], words, room.environment())
     names = wanted.only or list(scenarios.SHORT if wanted.short else scenarios.SCENARIOS)

@@ -12,16 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.containers import SEARCH_PATH, cgroup_hierarchies
+from tests.support.rootfs import rootfs
 
 VARIABLE = "TORPOR_NETLAB"  # set inside: the word that the lab's cgroups and ids carry
 _PREFIX = "netlab-"
+_ROOTS = ("busybox", "redis")
 
 # The shell is pid 1 and reaps what is left to it. CRIU tries a connection over loopback when it first runs.
 _INIT = 'mount -t tmpfs -o mode=755 netlab /run && mkdir /run/netns && ip link set lo up && "$@"; exit $?'
 
 
 def words(argv: Sequence[str | Path]) -> list[str]:
-    """The command line that runs a program in a new room; it dies when its parent dies."""
+    """The command line that runs a program in a new room; it dies when its parent dies.
+
+    What its pods are made of is built here: from inside, nothing reaches Debian's archive.
+    """
+    for name in _ROOTS:
+        rootfs(name)
     spaces = ("--mount", "--propagation", "private", "--net", "--pid", "--mount-proc")
     room = ["unshare", *spaces, "--fork", "--kill-child", "sh", "-c", _INIT, "netlab"]
     return ["setpriv", "--pdeathsig", "KILL", *room, *(str(word) for word in argv)]
