@@ -43,6 +43,7 @@ def main(conf: str, handler: str, runtime: str) -> None:
 
         call = parse(argv, "runsc")
         argv = translate(call, settings.get("RUNSC_ARGS", "").split())
+        note_exec(call, settings)
     else:
         call = parse(argv, "crun" if os.path.basename(runtime) == "crun" else "runc")
     if not decide(call, settings):
@@ -110,6 +111,24 @@ def container_dir(settings: dict[str, str], root: str, container_id: str) -> str
         raise ValueError("not a container id: " + repr(container_id))
     escaped = os.path.realpath(root).replace("%", "%25").replace("/", "%2F")
     return os.path.join(settings.get("STATE", "/run/torpor"), "containers", escaped, container_id)
+
+
+def note_exec(call: Call, settings: dict[str, str]) -> None:
+    """Leave a file that says when a gVisor container had its first exec session; a checkpoint reads it."""
+    if call.verb not in ("exec", "create", "run", "delete") or not call.args or call.problem:
+        return
+    try:
+        path = container_dir(settings, call.root, call.args[0]) + "%exec"
+        if call.verb != "exec":
+            os.unlink(path)
+            return
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except (OSError, ValueError):
+        return  # containers must run on
 
 
 def hand_over(runtime: str, argv: list[str]) -> None:

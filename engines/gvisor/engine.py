@@ -159,6 +159,7 @@ class GvisorEngine:
             if not journal.was_paused:
                 self._run_dump(guarded, words, "pause", request.container_id)
             source.check_tasks()  # again: an exec session may have begun before the pause
+            source.check_births()
             _tell(request, "frozen", container.pid)
             self._run_dump(
                 guarded,

@@ -11,6 +11,7 @@ from typing import Any
 
 from engines.api import DumpFailed, InvalidRequest, NotSupported
 from engines.gvisor import pod, terminal
+from engines.gvisor.births import from_exec
 from engines.gvisor.image import Member, Record
 from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
 
@@ -66,6 +67,27 @@ class Source:
                     after="paused" if self._container.status == "paused" else "running",
                 )
             self._tasks[fellow.container.id] = tasks
+
+    def check_births(self) -> None:
+        """Raises DumpFailed for what exec sessions left behind. The sandbox must be paused."""
+        if all(task.parent == 0 for tasks in self._tasks.values() for task in tasks):
+            return
+        after = "paused" if self._container.status == "paused" else "running"
+        births = self._runsc.births(self._container.id)
+        if births is None:
+            raise DumpFailed(
+                f"{self._words}: runsc does not say where its processes come from (trace procfs), so that "
+                "the image might not be restorable; use a release of runsc that does",
+                after=after,
+            )
+        marks = [self._runsc.first_exec_ns(fellow.container.id) for fellow in self._fellows]
+        found = from_exec(births, min((mark for mark in marks if mark is not None), default=None))
+        if found:
+            raise DumpFailed(
+                f"{self._words}: an exec session has left {found.name} behind (process {found.pid}), or may "
+                "have, and runsc could not restore it; end that process, then try again",
+                after=after,
+            )
 
     def check_space(self, directory: Path) -> None:
         """Raises DumpFailed if the sandbox's memory would not fit."""

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from engines.api import EngineSettings, EngineUnavailable, InvalidRequest
+from engines.gvisor.births import Birth, parse
 
 _ANSWER_S = 30.0
 _STATE_NAME = re.compile(r"(?P<container>.+)_sandbox:(?P<sandbox>.+)\.state")
+_EXEC_MARK = "%exec"  # of the launcher (shim/entry.py), beside a container's directory
 _VERSION = re.compile(r"(\d{8}(?:\.\d+)?)")
 
 
@@ -135,6 +137,24 @@ class Runsc:
             for row in rows
             if len(row) >= 3
         )
+
+    def births(self, container_id: str) -> tuple[Birth, ...] | None:
+        """The processes of a container's whole sandbox, None if it does not say. Raises EngineUnavailable.
+
+        To be asked of a paused sandbox: nobody knows what runsc makes of processes that end meanwhile.
+        """
+        status, answer, _ = self.ask("trace", "procfs", self.ids().get(container_id, container_id))
+        try:
+            return None if status else parse(answer) or None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def first_exec_ns(self, container_id: str) -> int | None:
+        """When the launcher saw the first exec session of a container; None if it saw none."""
+        try:
+            return (self._settings.state_path.parent / f"{container_id}{_EXEC_MARK}").stat().st_mtime_ns
+        except OSError:
+            return None
 
 
 def flags(words: list[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,37 @@ def test_what_gvisor_cannot_save_is_refused_and_the_container_runs_on(
     before = place.progress(source)
     until(lambda: place.progress(source) > before, what="it goes on")
     assert place.pid(source) == pid
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        ("sleep 4242 & sleep 0.1", True),
+        ("setsid sleep 4242 </dev/null >/dev/null 2>&1 & sleep 0.1", True),
+        ("sleep 0.1 & wait", False),
+    ],
+)
+def test_what_an_exec_session_left_behind_is_refused_before_anything_ends(
+    place: GvisorLab, torpor: Torpor, tmp_path: Path, command: str, refused: bool
+) -> None:
+    script = "setsid sleep 777 </dev/null >/dev/null 2>&1 & (setsid sleep 778 &); echo tick 1; "
+    source = place.start(args=("/bin/sh", "-c", f"{script}i=1; while :; do echo tick $i; sleep 0.1; done"))
+    until(lambda: place.progress(source) > 0, what="it runs")
+    session = [torpor.runtime_runsc, "--root", place.runsc.root, "exec", source, "/bin/sh", "-c", command]
+    nothing = subprocess.DEVNULL  # what is left behind would hold a pipe open
+    subprocess.run(session, stdin=nothing, stdout=nothing, stderr=nothing, check=True, timeout=60)
+    stop = ("checkpoint", source, "--root", place.runsc.root, "--name", "alone", "--stop")
+    said = torpor(*stop, check=False)
+    assert (said.returncode, "left sleep behind" in said.stderr) == ((1, True) if refused else (0, False)), (
+        said.stderr
+    )
+    if refused:
+        assert place.pid(source)
+        assert torpor.json("images", "ls") == []
+        leftover = place.runsc("exec", source, "pgrep", "-f", "sleep 4242").stdout.split()
+        place.runsc("kill", "--pid", leftover[0], source, "KILL")
+        torpor(*stop)
+    assert place.residue(source) == []
 
 
 def test_a_node_set_up_otherwise_is_told_before_anything_is_touched(
