@@ -128,6 +128,13 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
                     "leave it running; stop it instead",
                     after="running",
                 )
+            keep_tcp = wanted.keep_tcp and not wanted.leave_running
+            if keep_tcp and "tcp-established" not in engine.capabilities:
+                raise NotSupported(
+                    f"could not checkpoint container '{source.container_id}': engine {engine.name} cannot keep "
+                    "connections; do without --keep-tcp",
+                    after="running",
+                )
             job = _Job(config, source, wanted, engine, spec, spec_data, finish, watch, captured)
             stats = job.run(config.checkpoint_timeout_s)
         except BaseException as error:

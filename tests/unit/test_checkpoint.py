@@ -19,6 +19,7 @@ from engines.api import (
     EngineSettings,
     ImageError,
     Needs,
+    NotSupported,
     PhaseInfo,
     Restored,
     RestoreRequest,
@@ -280,3 +281,14 @@ def test_so_is_one_that_wakes_up_only_in_start(place: Place, monkeypatch: pytest
     assert start(place.config, "c", directory, place.source.settings)
     found = state.load(directory)
     assert found and found.phase == "running"
+
+
+def test_connections_that_the_engine_cannot_keep_are_refused_before_it_is_asked(place: Place) -> None:
+    def never(_: CheckpointRequest) -> DumpStats:
+        raise AssertionError("the engine was asked")
+
+    engine = Engine()
+    place.monkeypatch.setattr(engine, "checkpoint", never)
+    with pytest.raises(NotSupported, match="without --keep-tcp"):
+        place.take(engine, keep_tcp=True)
+    assert not place.store.has(WEB)
