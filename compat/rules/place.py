@@ -14,6 +14,8 @@ from engines.api import Finding, SocketNeed
 
 _CLONE_NEWNET = 0x40000000
 _LISTEN, _UDP_BOUND = "0A", "07"
+_ONLINE = Path("/sys/devices/system/cpu/online")
+_MAX_CPU = 1 << 16
 _MAX_BYTES = 1 << 62  # "no limit", as runtimes write it
 
 
@@ -68,6 +70,32 @@ def pids_limit(case: Case) -> Iterator[Finding]:
             f"the image has {len(case.needs.tasks)} tasks, the new container may have {limit}",
             "raise the limit of processes (pids)",
         )
+
+
+@rule("place.cpus", about="here", source="measured: cpuset.cpus answers numerical result out of range")
+def cpus(case: Case) -> Iterator[Finding]:
+    """The processors that the new spec names for the container must be there. Name others (cpu.cpus)."""
+    wanted = part(part(part(case.new, "linux"), "resources"), "cpu").get("cpus") or ""
+    try:
+        lacking = _numbers(str(wanted)) - _numbers(_ONLINE.read_text())
+    except (OSError, ValueError):
+        return  # the runtime says what it thinks of it
+    if lacking:
+        yield finding(
+            "place.cpus",
+            "refuse",
+            f"the new container is to have processor {min(lacking)}, which {case.where()} has not",
+            "name processors that are there (linux.resources.cpu.cpus)",
+        )
+
+
+def _numbers(text: str) -> set[int]:
+    """What a list like 0-3,8 names. Raises ValueError."""
+    found: set[int] = set()
+    for item in filter(None, text.strip().split(",")):
+        first, _, last = item.partition("-")
+        found.update(range(int(first), min(int(last or first), _MAX_CPU) + 1))
+    return found
 
 
 @rule("place.hugepages", about="node", source="mmap(MAP_HUGETLB) reserves; field report criu#1533")

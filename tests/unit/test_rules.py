@@ -264,7 +264,7 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
 }
 ELSEWHERE = {
     *("files.missing", "files.size", "files.mode", "files.build-id", "mounts.missing", "mounts.added"),
-    *("mounts.source", "place.ports", "place.pids"),
+    *("mounts.source", "place.ports", "place.pids", "place.cpus"),
 }
 """Rules that look at this machine, tested below and in test_compat.py."""
 
@@ -423,6 +423,15 @@ def test_ports(tmp_path: Path):
     need = SocketNeed(family="inet", protocol="tcp", state="listen", address="0.0.0.0", port=1)
     needs = image(sockets=(need,), namespaces={"network": "external"})
     assert named(At(needs, spec=gone, local=True).found(), "place.ports") == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("0", []), ("0-0", []), ("", []), ("0,60000", ["refuse"]), ("0-60000", ["refuse"]), ("x", [])],
+)
+def test_processors(wanted: str, found: list[str]):
+    spec = new(linux={"resources": {"cpu": {"cpus": wanted}}})
+    assert named(At(spec=spec, local=True).found(), "place.cpus") == found
 
 
 def test_process_ids(tmp_path: Path):
