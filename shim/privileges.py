@@ -13,6 +13,7 @@ a process that starts from the new spec could hold or make itself.
   allows them, or must stand in the spec; an OOM score below the spec's needs CAP_SYS_RESOURCE.
 - Resource limits: a process may move its soft limit up to the hard one, so the hard ones are compared.
   Without an entry in the spec a cold start inherits the runtime caller's limits: those are then the measure.
+  Two of them (tasks, pending signals) follow the memory of a node where nobody sets them, and may differ.
   CAP_SYS_RESOURCE may raise any limit, and is then no restriction.
 """
 
@@ -35,6 +36,7 @@ UNLIMITED = 2**64 - 1
 _BITS: Mapping[str, int] = {name: 1 << number for number, name in enumerate(NAMES)}
 
 _ORDINARY = frozenset({"other", "batch", "idle"})
+_MAX_TASKS = 1 << 22  # the kernel's PID_MAX_LIMIT: no machine of any size gives more by itself
 
 Offence = tuple[TaskNeeds, str, str]
 """A task, what it holds, what the new spec allows, both in words."""
@@ -218,10 +220,23 @@ def _rlimits(task: TaskNeeds, grant: Grant, inherited: Mapping[str, int]) -> Ite
     for name, (soft, hard) in sorted(task.rlimits.items()):
         allowed = grant.rlimits.get(name, inherited.get(name))
         if allowed is not None and max(soft, hard) > allowed:
+            if name not in grant.rlimits and allowed == _of_memory(name) and max(soft, hard) <= _MAX_TASKS:
+                continue
             words = f"allows {_limit(allowed)}"
             if name not in grant.rlimits:
                 words = f"leaves the runtime caller's limit of {_limit(allowed)}"
             yield task, f"has {name} {_limit(max(soft, hard))}", words
+
+
+def _of_memory(name: str) -> int | None:
+    """The kernel's own value of a limit that follows the machine's memory; None for all other limits.
+
+    A container that inherits it has another one on each kind of node, which nobody gave it. (fork_init and
+    its neighbours in the kernel: half of threads-max.)
+    """
+    if name not in {"RLIMIT_NPROC", "RLIMIT_SIGPENDING"}:
+        return None
+    return int(Path("/proc/sys/kernel/threads-max").read_text()) // 2
 
 
 def _limit(value: int) -> str:

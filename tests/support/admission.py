@@ -92,7 +92,8 @@ def manifest(dumped: dict[str, Any]) -> Manifest:
 def check(new: dict[str, Any], needs: Needs = NEEDS, **more: Any) -> tuple[Finding, ...]:
     """Findings of the image under the spec, with a manifest that fits the spec unless one is given."""
     more.setdefault("manifest", manifest(new))
-    return admission.check(new, needs, more.pop("manifest"), inherited_rlimits=LIMITS, **more)
+    more.setdefault("inherited_rlimits", LIMITS)
+    return admission.check(new, needs, more.pop("manifest"), **more)
 
 
 def with_task(**changes: Any) -> Needs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,6 +247,20 @@ def test_rlimits_that_a_cold_start_would_inherit():
         in found.message
     )
     assert check(spec(), with_task(rlimits={"RLIMIT_OF_THE_FUTURE": (1, 1)})) == ()
+
+
+@pytest.mark.parametrize("name", ["RLIMIT_NPROC", "RLIMIT_SIGPENDING"])
+def test_limits_that_follow_a_nodes_memory_may_be_those_of_a_larger_node(name: str):
+    default = int(Path("/proc/sys/kernel/threads-max").read_text()) // 2
+
+    def of(hard: int, here: int, document: dict[str, Any] | None = None) -> tuple[Finding, ...]:
+        needs = with_task(rlimits={name: (hard, hard)})
+        return check(document or spec(), needs, inherited_rlimits={name: here})
+
+    assert of(4 * default, default) == ()
+    only(of(2**64 - 1, default), "privileges.rlimits")  # somebody lifted it
+    only(of(4 * default, default - 1), "privileges.rlimits")  # somebody set it here
+    only(of(default + 1, default, spec(limited(name, default))), "privileges.rlimits")
 
 
 def test_rlimits_do_not_bind_who_may_raise_them():
