@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import cast
 
-from engines.api import CheckpointEngine, EngineSettings, EngineUnavailable
+from engines.api import CheckpointEngine, EngineSettings, EngineUnavailable, NotSupported
 
 GROUP = "torpor.engines"
 
@@ -65,3 +65,17 @@ def choose(settings: EngineSettings, wanted: str | None = None) -> CheckpointEng
             return engine
         said += [f"{name}: {finding.message} ({finding.remedy})" for finding in refusals]
     raise EngineUnavailable(f"could not choose an engine: {'; '.join(said)}; run `torpor doctor`")
+
+
+def check_dump(engine: CheckpointEngine, container_id: str, *, leave_running: bool, keep_tcp: bool) -> None:
+    """Raises NotSupported, before anything is touched, if an engine cannot dump a container this way."""
+    if leave_running and "leave-running" not in engine.capabilities:
+        cannot = "leave it running; stop it instead"
+    elif keep_tcp and not leave_running and "tcp-established" not in engine.capabilities:
+        cannot = "keep connections; do without --keep-tcp"
+    else:
+        return
+    raise NotSupported(
+        f"could not checkpoint container '{container_id}': engine {engine.name} cannot {cannot}",
+        after="running",
+    )

@@ -122,19 +122,9 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
             shutil.rmtree(source.directory / WORK, ignore_errors=True)  # of an earlier call
             engine = choose_engine(source, config, spec, wanted.engine)
             state.note_engine(source.directory, engine.name)
-            if wanted.leave_running and "leave-running" not in engine.capabilities:
-                raise NotSupported(
-                    f"could not checkpoint container '{source.container_id}': engine {engine.name} cannot "
-                    "leave it running; stop it instead",
-                    after="running",
-                )
-            keep_tcp = wanted.keep_tcp and not wanted.leave_running
-            if keep_tcp and "tcp-established" not in engine.capabilities:
-                raise NotSupported(
-                    f"could not checkpoint container '{source.container_id}': engine {engine.name} cannot keep "
-                    "connections; do without --keep-tcp",
-                    after="running",
-                )
+            registry.check_dump(
+                engine, source.container_id, leave_running=wanted.leave_running, keep_tcp=wanted.keep_tcp
+            )
             job = _Job(config, source, wanted, engine, spec, spec_data, finish, watch, captured)
             stats = job.run(config.checkpoint_timeout_s)
         except BaseException as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from engines.api import Finding, Needs, SocketNeed
+from engines.api import CheckpointEngine, Finding, Needs, SocketNeed
 from netmig.errors import NetworkError
 from shim import bundle, identity
 from shim.annotations import Network
@@ -36,6 +36,16 @@ _SIOCGIFMTU, _SIOCGIFHWADDR = 0x8921, 0x8927
 _NOBODYS = "240.0.0.1"  # reserved (RFC 1112, section 4)
 # States of a TCP socket that has no connection, which CRIU makes again whatever becomes of connections.
 _UNCONNECTED = frozenset({"listen", "closed"})
+
+
+def check_engine(engine: CheckpointEngine, mode: Network | None, *, what: str) -> None:
+    """Raises AdmissionRefused if something of the network is to be kept, and the engine can keep nothing."""
+    able = engine.capabilities & {"tcp-established", "external-netns"}
+    if mode in {"keep", "keep-closed"} and not able:
+        raise AdmissionRefused(
+            f"could not restore image '{what}' with network: {mode}: engine {engine.name} can keep neither "
+            "connections nor addresses; use network: new"
+        )
 
 
 def tcp_mode(network: Network | None, *, leave_running: bool, what: str) -> Tcp:

@@ -51,6 +51,7 @@ def rehearse(
     ]
     what = str(image.reference)
     try:
+        network.check_engine(engine, network_mode, what=what)
         plan = network.plan(
             network_mode,
             image.needs,

@@ -200,6 +200,7 @@ def _judge(
             f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
             "checkpoint again, or set torpor.dev/use: clone"
         )
+    network.check_engine(engine, wish.network, what=what)
     if wish.network in {"keep", "keep-closed"}:
         # Of another try, under another id, in the same namespace.
         clear_network(config, target.directory, target.settings.search_path)

@@ -36,6 +36,12 @@ def serve(context: Context) -> int | None:
         message = f"could not use engine '{wish.engine}': this node has {', '.join(registry.names())}"
         _audit(context, "refused", "", message)
         raise AdmissionRefused(f"{message}; correct the annotation")
+    if wish.engine is not None:
+        try:
+            context.config.check_engine(wish.engine, f"could not create container '{context.container_id}'")
+        except AdmissionRefused as error:
+            _audit(context, "refused", "", str(error))
+            raise
     if _clear(context):
         return None  # the runtime will say that the id is taken
     if wish.checkpointable:

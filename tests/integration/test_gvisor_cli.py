@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines.api import CheckpointRequest, NotSupported
-from tests.support.containers import bind, lab, until
+from tests.support.containers import bind, command, lab, until
 from tests.support.gvisor import GvisorLab
 from tests.support.torpor import Torpor
 
@@ -79,7 +79,7 @@ def test_what_gvisor_cannot_save_is_refused_and_the_container_runs_on(
 
 
 @pytest.mark.parametrize(
-    ("command", "refused"),
+    ("words", "refused"),
     [
         ("sleep 4242 & sleep 0.1", True),
         ("setsid sleep 4242 </dev/null >/dev/null 2>&1 & sleep 0.1", True),
@@ -87,12 +87,12 @@ def test_what_gvisor_cannot_save_is_refused_and_the_container_runs_on(
     ],
 )
 def test_what_an_exec_session_left_behind_is_refused_before_anything_ends(
-    place: GvisorLab, torpor: Torpor, tmp_path: Path, command: str, refused: bool
+    place: GvisorLab, torpor: Torpor, words: str, refused: bool
 ) -> None:
     script = "setsid sleep 777 </dev/null >/dev/null 2>&1 & (setsid sleep 778 &); echo tick 1; "
     source = place.start(args=("/bin/sh", "-c", f"{script}i=1; while :; do echo tick $i; sleep 0.1; done"))
     until(lambda: place.progress(source) > 0, what="it runs")
-    session = [torpor.runtime_runsc, "--root", place.runsc.root, "exec", source, "/bin/sh", "-c", command]
+    session = [torpor.runtime_runsc, "--root", place.runsc.root, "exec", source, "/bin/sh", "-c", words]
     nothing = subprocess.DEVNULL  # what is left behind would hold a pipe open
     subprocess.run(session, stdin=nothing, stdout=nothing, stderr=nothing, check=True, timeout=60)
     stop = ("checkpoint", source, "--root", place.runsc.root, "--name", "alone", "--stop")
@@ -114,6 +114,11 @@ def test_a_node_set_up_otherwise_is_told_before_anything_is_touched(
 ) -> None:
     source = place.start()
     torpor("checkpoint", source, "--root", place.runsc.root, "--name", "here")
+    for network in ("keep", "keep-closed"):
+        to = ("--bundle", place.bundle(place.prepare()), "--network", network, "--dry-run")
+        done = torpor("restore", "here", *to, check=False)
+        assert done.returncode == 1
+        assert "engine gvisor can keep neither connections nor addresses" in done.stderr
     conf = torpor.conf_path.read_text()
     torpor.conf_path.write_text(conf.replace("--platform=systrap", "--platform=ptrace --overlay2=none"))
     target = place.prepare()
@@ -122,4 +127,16 @@ def test_a_node_set_up_otherwise_is_told_before_anything_is_touched(
     assert done.returncode == 1
     assert "made on the platform systrap, this node's runsc uses ptrace [gvisor.platform]" in done.stderr
     assert "[gvisor.overlay]" in done.stderr
+    assert place.residue(target) == []
+
+
+@pytest.mark.parametrize(("launcher", "engine"), [("runtime_runsc", "criu"), ("runtime", "gvisor")])
+def test_an_engine_of_the_other_runtime_is_refused_when_the_container_is_created(
+    place: GvisorLab, torpor: Torpor, launcher: str, engine: str
+) -> None:
+    target = place.prepare(annotations={"torpor.dev/engine": engine})
+    create = (getattr(torpor, launcher), "--root", place.runsc.root, "create")
+    done = command(*create, "--bundle", place.bundle(target), target, check=False)
+    assert done.returncode == 1
+    assert f"could not create container '{target}': engine {engine} does not work through" in done.stderr
     assert place.residue(target) == []

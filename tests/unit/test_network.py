@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -219,3 +220,13 @@ def test_the_caller_stays_in_its_own_namespace(namespace: Path) -> None:
     assert network.absent([OLD], namespace) == ()
     assert network.absent([OLD], None) == (OLD,)
     assert os.readlink("/proc/thread-self/ns/net") == before
+
+
+@pytest.mark.parametrize("mode", ["keep", "keep-closed"])
+def test_an_engine_that_can_keep_nothing_is_told_by_name(mode: Network) -> None:
+    engine = SimpleNamespace(name="gvisor", capabilities=frozenset({"clone"}))
+    with pytest.raises(AdmissionRefused, match=f"network: {mode}: engine gvisor can keep neither"):
+        network.check_engine(cast("Any", engine), mode, what="web")
+    network.check_engine(
+        cast("Any", SimpleNamespace(name="x", capabilities={"external-netns"})), mode, what="web"
+    )
