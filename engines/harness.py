@@ -205,13 +205,14 @@ def load_profile(path: Path) -> dict[str, str]:
     """
     words = f"could not read profile '{path}'"
     try:
-        document: Any = json.loads(path.read_bytes())
+        found: Any = json.loads(path.read_bytes())
+        document = cast("dict[Any, Any]", found) if isinstance(found, dict) else {}
+        if document.get("schema") != 1 or type(document.get("skip")) is not dict:
+            raise ValueError('it is no {"schema": 1, "skip": {NAME: REASON}}')
         skip = cast("dict[Any, Any]", document["skip"])
-        if document["schema"] != 1 or not all(
-            isinstance(word, str) and word.strip() for pair in skip.items() for word in pair
-        ):
+        if not all(isinstance(word, str) and word.strip() for pair in skip.items() for word in pair):
             raise ValueError("every name needs a reason")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidRequest(f"{words}: {error}; see `engines.harness.load_profile`") from error
     return {str(name): str(reason) for name, reason in skip.items()}
 

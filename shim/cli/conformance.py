@@ -83,8 +83,10 @@ def command(
         workloads=chosen,
         courses=courses or tuple(COURSES),
         contract=not names if contract is None else contract,
-        skip=load_profile(profile) if profile else {},
+        skip=_profile(profile) if profile else {},
     )
+    if folder:
+        _check_folder(folder)
     reaper.go_on_below()
     started = time.monotonic()
     outcomes: list[Outcome] = []
@@ -115,6 +117,30 @@ def command(
         click.echo(f"report: {written[1]}", err=as_json)
     if any(outcome.result == "fail" for outcome in outcomes):
         ctx.exit(1)
+    if not any(outcome.result in {"pass", "refused"} for outcome in outcomes):
+        click.echo("nothing was tried: all of it is absent here, or skipped", err=True)
+        ctx.exit(2)
+
+
+def _profile(path: Path) -> dict[str, str]:
+    """What a profile skips. Raises InvalidRequest, UsageError for a name that there is not."""
+    skip = load_profile(path)
+    names = {workload.name for workload in WORKLOADS}
+    known = names | {f"{name}.{course}" for name in names for course in COURSES}
+    unknown = sorted(set(skip) - known - {f"contract.{test}" for test in contract_tests()})
+    if unknown:
+        raise UsageError(f"could not use profile '{path}': there is no '{unknown[0]}' to skip; correct it")
+    return skip
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises UsageError if no report can be written there: not only after the whole run."""
+    try:
+        report.prepare(folder)
+    except OSError as error:
+        raise UsageError(
+            f"could not write a report to {folder}: {error.strerror or error}; name another directory"
+        ) from error
 
 
 def cache_path() -> Path:
@@ -172,9 +198,10 @@ def _print(outcomes: list[Outcome]) -> None:
     words = [f"{sum(verdict(rows) == word for rows in subjects.values())} {word}" for word in _COLOURS]
     if subjects:
         part = report.share(outcomes)
-        console.print(
-            f"workloads: {', '.join(words)}; {part.percent:g} % of the {part.of} that apply here pass"
+        share = (
+            f"{part.percent:g} % of the {part.of} that apply here pass" if part.of else "none applies here"
         )
+        console.print(f"workloads: {', '.join(words)}; {share}")
 
 
 def _plain(text: str) -> str:

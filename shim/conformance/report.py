@@ -6,6 +6,7 @@ import datetime
 import html
 import json
 import platform
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,6 +99,13 @@ def reason(rows: Sequence[Outcome]) -> str:
 
 def _count(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {result: sum(outcome.result == result for outcome in outcomes) for result in _MARKS}
+
+
+def prepare(folder: Path) -> None:
+    """Make a folder for a report, and see that files can be written there. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def write(folder: Path, content: dict[str, Any], outcomes: Sequence[Outcome]) -> tuple[Path, Path]:

@@ -122,10 +122,17 @@ def test_a_process_knows_its_threads():
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"schema": 2, "skip": {}}', '{"schema": 1}', '{"schema": 1, "skip": {"tcp": ""}}']
+    ("text", "why"),
+    [
+        ("{", "Expecting"),
+        ("[]", "it is no"),
+        ('{"schema": 2, "skip": {}}', "it is no"),
+        ('{"schema": 1}', "it is no"),
+        ('{"schema": 1, "skip": {"tcp": ""}}', "every name needs a reason"),
+    ],
 )
-def test_a_profile_without_reasons_is_refused(tmp_path: Path, text: str):
+def test_a_profile_without_reasons_is_refused(tmp_path: Path, text: str, why: str):
     path = tmp_path / "p.json"
     path.write_text(text)
-    with pytest.raises(InvalidRequest, match="could not read profile"):
+    with pytest.raises(InvalidRequest, match=f"could not read profile .*{why}"):
         load_profile(path)
