@@ -189,6 +189,7 @@ class GvisorEngine:
             total_s=now - started,
             image_bytes=sum(sizes.values()),
             pages_bytes=sizes.get(image.STATE if self._settings.compress else "pages.img", 0),
+            warnings=source.warnings(),
         )
 
     def _run_dump(self, guarded: calls.Guarded, words: str, *argv: str) -> None:

@@ -16,6 +16,7 @@ from engines.gvisor.image import Member, Record
 from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
 
 _SPARE_BYTES = 64 << 20
+_ENDED_BYTES = 80 << 10  # measured with runsc 20240729, for each process that has ended
 _MAX_LINKS = 40  # the kernel's own limit
 
 
@@ -100,6 +101,18 @@ class Source:
                 "free space, or give the image another place",
                 after="paused" if self._container.status == "paused" else "running",
             )
+
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the image larger than it need be, in sentences."""
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        ended = max(task.pid for task in tasks) - len(tasks)
+        waste = ended * _ENDED_BYTES
+        if waste < _SPARE_BYTES:
+            return ()
+        return (
+            f"runsc keeps something of the {ended} processes that have ended in container "
+            f"'{self._container.id}', about {waste >> 20} MiB of the image; start it anew now and then",
+        )
 
     def record(self, version: str) -> Record:
         """What runsc does not write down. version: runsc's release."""

@@ -10,7 +10,8 @@ import pytest
 
 from engines.api import EngineSettings
 from engines.gvisor.births import Birth, from_exec, parse
-from engines.gvisor.runsc import Runsc
+from engines.gvisor.preflight import Source
+from engines.gvisor.runsc import Container, Runsc, Task
 from shim.argv import parse as parse_call
 from shim.entry import container_dir, note_exec
 
@@ -87,3 +88,15 @@ def test_the_launcher_marks_the_first_exec_session_of_a_container(tmp_path: Path
     assert not state_path.exists()
     call("delete", "--force", "c1")
     assert runsc.first_exec_ns("c1") is None
+
+
+@pytest.mark.parametrize(("pid", "warned"), [(500, False), (1300, True)])
+def test_an_image_that_ended_processes_make_large_comes_with_a_warning(
+    tmp_path: Path, pid: int, warned: bool
+) -> None:
+    settings = EngineSettings(
+        runtime_path=Path("/bin/false"), root_path=tmp_path, state_path=tmp_path, search_path="/bin"
+    )
+    source = Source(Runsc(settings), Container(id="c1", pid=0, status="running"), {}, tmp_path, "no")
+    source._tasks = {"c1": tuple(Task(pid=each, parent=0, uid=0, name="x") for each in (1, pid))}
+    assert ["about 101 MiB" in said for said in source.warnings()] == ([True] if warned else [])
