@@ -3,6 +3,7 @@
 A directory on tmpfs for each (real path of the runtime's root, container id); it is gone after a reboot, as
 the runtime's own state is. The entry point decides by its existence whether a call is torpor's, so it exists
 only for containers that torpor restores or has restored, and while it checkpoints one.
+Beside it, `ID%exec` says when a gVisor container had its first exec session (`shim.entry.note_exec`).
 """
 
 from __future__ import annotations
