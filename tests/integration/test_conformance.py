@@ -144,8 +144,10 @@ def test_gvisor_keeps_what_its_sandbox_has(request: pytest.FixtureRequest):
         cwd=CHECKOUT,
         env={**os.environ, "TORPOR_PREFIX": str(PREFIX)},
     )
-    assert done.returncode == 0, done.stderr
+    assert done.stdout, done.stderr
     document = json.loads(done.stdout)
+    assert not [entry for entry in document["outcomes"] if entry["result"] == "fail"]
+    assert done.returncode == 0, done.stderr
     refused = {name for name, entry in document["workloads"].items() if entry["result"] == "refused"}
     assert refused <= REFUSED_BY_GVISOR
     assert document["share"]["percent"] >= 80
