@@ -4,7 +4,8 @@ runsc gives the second and later containers of a sandbox no process of their own
 and takes their streams from whoever calls `start`. A caller made for runc waits for a process, and gives the
 streams to `create`. So `create` starts this one, which becomes the caller's as a container's first process
 does: it holds the streams until `start` borrows them, then waits for the container inside and ends as that
-ends. It is a shell, because there is one for every container, all its life.
+ends. Until `start` it ends with the sandbox, whoever else was killed. It is a shell, because there is one for
+every container, all its life.
 """
 
 from __future__ import annotations
@@ -26,28 +27,38 @@ _READY_S = 5.0
 _PIDFD_GETFD = 438  # the same on all architectures
 
 # `runsc wait` says {"id":"...","exitStatus":3}; it fails when the sandbox dies, which no container survives.
+# Before it can be asked, a part of the script looks whether the sandbox lives. It holds none of the streams,
+# and opens the fifo for both directions, so that it never waits. The shell itself waits in opening the fifo:
+# until then its descriptors 0 to 2 are the container's.
 _SCRIPT = """\
-go=$1; shift
-read -r word <"$go" || exit 137
+sandbox=$1 go=$2
+shift 2
+{
+    while kill -0 "$sandbox" && kill -0 $$; do sleep 1; done
+    kill -0 $$ && echo over 1<>"$go"
+} </dev/null >/dev/null 2>&1 &
+read -r word <"$go"
+trap : TERM; kill -TERM 0; trap - TERM
+[ "$word" = go ] || exit 137
 said=$("$@" </dev/null 2>/dev/null) || exit 137
 said=${said##*'"exitStatus":'}
 exit "${said%%[!0-9]*}"
 """
 
 
-def begin(directory: Path, wait: Sequence[str], *, name: str, terminal: bool) -> int:
+def begin(directory: Path, wait: Sequence[str], *, sandbox: int, name: str, terminal: bool) -> int:
     """Start the attendant of a container that was created, with this process's streams; its pid.
 
     directory: torpor's state of the container. wait: the command line that waits for the container's end.
-    name: what the attendant shows as. terminal: the container has one already, and the streams are only this
-    call's, whose end the caller waits for. Raises OSError.
+    sandbox: pid of the sandbox. name: what the attendant shows as. terminal: the container has one already,
+    and the streams are only this call's, whose end the caller waits for. Raises OSError.
     """
     go_path = directory / _GO
     go_path.unlink(missing_ok=True)
     os.mkfifo(go_path, 0o600)
     stream = subprocess.DEVNULL if terminal else None
     process = subprocess.Popen(
-        ["/bin/sh", "-c", _SCRIPT, name, str(go_path), *wait],
+        ["/bin/sh", "-c", _SCRIPT, name, str(sandbox), str(go_path), *wait],
         stdin=stream,
         stdout=stream,
         stderr=stream,
@@ -61,7 +72,7 @@ def begin(directory: Path, wait: Sequence[str], *, name: str, terminal: bool) ->
         (directory / state.HELD).touch(mode=0o600)
         draft.rename(directory / state.ATTENDANT)
     except BaseException:
-        process.kill()  # nobody would find it
+        _kill(process.pid, signal.SIGKILL)  # nobody would find it
         raise
     return process.pid
 
@@ -152,8 +163,12 @@ def go(directory: Path) -> None:
 
 
 def end(directory: Path, number: int = signal.SIGKILL) -> None:
-    """Send the attendant a signal, if it lives."""
+    """Send the attendant a signal, if it lives, and what works for it."""
     pid = find(directory)
     if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        _kill(pid, number)
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

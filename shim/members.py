@@ -131,7 +131,9 @@ def attend(
     """
     try:
         name = f"torpor-attendant-{container_id}"
-        pid = attendant.begin(directory, [*runtime, "wait", container_id], name=name, terminal=terminal)
+        wait = [*runtime, "wait", container_id]
+        sandbox = _sandbox_pid(runtime, container_id, pid_file_path)
+        pid = attendant.begin(directory, wait, sandbox=sandbox, name=name, terminal=terminal)
         attendant.join(pid, cgroup)
         if pid_file_path:
             draft = pid_file_path.with_name(f".{pid_file_path.name}.torpor")
@@ -141,3 +143,11 @@ def attend(
         attendant.end(directory)
         bundle.ask_runtime(Path(runtime[0]), runtime[1:], "delete", "--force", container_id)
         raise
+
+
+def _sandbox_pid(runtime: list[str], container_id: str, pid_file_path: Path | None) -> int:
+    """What runsc takes for the pid of a container. Raises ShimError, OSError."""
+    if pid_file_path:
+        with contextlib.suppress(ValueError):
+            return int(pid_file_path.read_text())
+    return bundle.runtime_state(Path(runtime[0]), runtime[runtime.index("--root") + 1], container_id).pid

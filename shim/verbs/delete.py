@@ -7,10 +7,11 @@ from pathlib import Path
 
 from engines.api import EngineUnavailable
 from shim import bundle, state
-from shim.errors import ShimError
+from shim.errors import Busy, ShimError
 from shim.verbs.context import Context
 
 WAIT_S = 15.0
+_SAID_S = 3.0
 
 
 def serve(context: Context) -> int | None:
@@ -21,7 +22,7 @@ def serve(context: Context) -> int | None:
     """
     force = "force" in context.call.options
     directory = context.directory
-    if force:
+    if force and not _says_so_itself(directory):
         state.interrupt(directory)
     with contextlib.ExitStack() as lock:
         try:
@@ -58,6 +59,19 @@ def serve(context: Context) -> int | None:
             raise ShimError(f"could not delete container '{context.container_id}': {cause}")
         state.remove(directory)
     return 0
+
+
+def _says_so_itself(directory: Path) -> bool:
+    """Whether a call that restores into this pod ended by itself, with the cause, as where the sandbox died.
+
+    Its caller would hear nothing of one that is interrupted.
+    """
+    found = state.load(directory)
+    if found is None or not found.awaited:
+        return False
+    with contextlib.suppress(Busy, FileNotFoundError), state.locked(directory, wait_s=_SAID_S):
+        return True
+    return False
 
 
 def _unattended(directory: Path) -> bool:

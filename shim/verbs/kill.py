@@ -24,11 +24,13 @@ def serve(context: Context) -> int | None:
     if (context.directory / state.HELD).exists():
         return _kill_held(context)
     sandbox_id = _half_a_pod(context)
-    if sandbox_id:
+    if sandbox_id and _asked(context):
         return _kill(context, _pid(context, sandbox_id), signal.SIGKILL)
     runtime = context.config.runtime_path
     answer = bundle.ask_runtime(runtime, (), *context.handed_over)
     if answer.returncode == 0:
+        return 0
+    if _end_forgotten(context):
         return 0
     cause = answer.stderr.strip().partition("\n")[0]
     if any(words in cause for words in _OVER) or _is_dead(context):
@@ -51,6 +53,23 @@ def _half_a_pod(context: Context) -> str:
     return found.sandbox_id if sandbox is not None and sandbox.awaited else ""
 
 
+def _end_forgotten(context: Context) -> bool:
+    """End the attendant of a container that runsc keeps no state of, as after a restore that was killed."""
+    if not (context.directory / state.ATTENDANT).exists():
+        return False
+    from shim import attendant
+
+    pid = attendant.find(context.directory)
+    if pid is None:
+        return False
+    try:
+        bundle.runtime_state(context.config.runtime_path, context.call.root, context.container_id)
+    except ShimError:
+        attendant.end(context.directory)
+        return True
+    return False
+
+
 def _is_dead(context: Context) -> bool:
     """Whether its sandbox is gone: runsc takes a paused container for paused for ever."""
     try:
@@ -65,8 +84,7 @@ def _is_dead(context: Context) -> bool:
 
 
 def _kill_held(context: Context) -> int:
-    words = context.call.args[1:]
-    number = _number(words[0] if words else "TERM")
+    number = _asked(context)
     if (context.directory / state.ATTENDANT).exists():
         from shim import attendant
 
@@ -89,10 +107,16 @@ def _kill(context: Context, pid: int | None, number: int) -> int:
     return 0
 
 
+def _asked(context: Context) -> int:
+    """The signal that the call names. Raises UsageError."""
+    words = context.call.args[1:]
+    return _number(words[0] if words else "TERM")
+
+
 def _number(word: str) -> int:
     try:
         if word.isdigit():
-            return signal.Signals(int(word))
+            return int(word) and signal.Signals(int(word))  # 0 only asks whether there is a process
         return signal.Signals[word if word.startswith("SIG") else f"SIG{word}"]
     except (ValueError, KeyError):
         raise UsageError(

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import grpc
 import pytest
 from cri_api.v1 import api_pb2 as api
 
+from shim import state
 from tests.support import leaks
 from tests.support.containerd import Containerd
 from tests.support.containers import Lab, command, lab, make_bundle, tool, until
@@ -154,6 +156,36 @@ def test_two_containers_sleep_and_wake_together(
     assert "gVisor restores a pod only once" in refusal(new, daemon, "side", attempt=1)
     main.stop(timeout_s=10)
     assert main.exit_code() == 42
+
+
+def test_a_pod_whose_restore_dies_can_be_removed(cri: Cri, daemon: Containerd, torpor: Torpor) -> None:
+    old = cri.pod("old", handler=GVISOR)
+    main, _ = run(old, daemon), run(old, daemon, "side")
+    torpor(
+        "checkpoint", main.id, "--root", root(daemon), "--name", "default/dies", "--use", "clone", "--stop"
+    )
+    assert main.exit_code() == 137
+    remove_dead(old, daemon)
+    for victim, says in (("sandbox", "could not restore container"), ("start", "")):
+        pod = cri.pod("half", handler=GVISOR, annotations={"torpor.dev/restore-from": "dies"})
+        run(pod, daemon)
+        side = pod.create("side", COUNTER, image=daemon.image("busybox"))
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(side.start)
+            at_work = until(lambda side=side: restoring(torpor, side), what="it is being restored")
+            os.kill(pod.pid if victim == "sandbox" else at_work, signal.SIGKILL)
+            with pytest.raises(grpc.RpcError, match=says):
+                started.result(60)
+        remove_dead(pod, daemon)
+
+
+def restoring(torpor: Torpor, container: Container) -> int:
+    """The pid of the call that restores a container just now, 0 if there is none."""
+    for directory in (torpor.state_path / "containers").glob(f"*/{container.id}"):
+        found = state.load(directory)
+        if found is not None and found.phase == "restoring" and (directory / "gvisor-call.json").exists():
+            return int((directory / state.LOCK).read_text().split()[0])
+    return 0
 
 
 def test_a_container_of_a_woken_pod_starts_anew_where_that_is_allowed(

@@ -38,7 +38,9 @@ def notes(kind: str, name: str = "", **more: str) -> dict[str, Any]:
 # --- the attendant ---------------------------------------------------------------------------------------
 
 
-def begin(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+def begin(
+    directory: Path, script: str, monkeypatch: pytest.MonkeyPatch, sandbox: int = os.getpid()
+) -> subprocess.Popen[bytes]:
     """An attendant that waits by a script; the tests are its parent, as a caller is."""
     started: list[subprocess.Popen[bytes]] = []
     real: Any = subprocess.Popen
@@ -48,7 +50,8 @@ def begin(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> subp
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    attendant.begin(directory, ["/bin/sh", "-c", script], name="attendant-of-c1", terminal=True)
+    wait = ["/bin/sh", "-c", script]
+    attendant.begin(directory, wait, sandbox=sandbox, name="attendant-of-c1", terminal=True)
     return started[0]
 
 
@@ -83,6 +86,18 @@ def test_an_attendant_that_was_not_told_to_go_can_be_killed(
     attendant.end(tmp_path)
     with pytest.raises(ShimError, match="is gone"), attendant.streams(tmp_path):
         pass
+
+
+def test_an_attendant_that_was_not_told_to_go_ends_with_its_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["/bin/sleep", "1000"]) as box:
+        process = begin(tmp_path, """echo '{"id":"c1","exitStatus":3}'""", monkeypatch, box.pid)
+        watching = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: watching.read_text(), what="it looks at the sandbox")
+        assert Path(f"/proc/{process.pid}/fd/0").readlink() == Path("/dev/null")  # not what it waits for
+        box.kill()
+    assert process.wait(10) == 137
 
 
 def test_an_attendant_that_cannot_be_noted_does_not_stay(
