@@ -9,7 +9,7 @@ spelling mistake does not become a silent cold start.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
@@ -41,7 +41,8 @@ class Wish:
     restore_from: reference of an image, None for a cold start. bare: it came from the annotation without a
     container's name, so it holds only if the image records this container's name (`applies_to`).
     foreign_path: archive that another tool's annotation names, as written. container_name: empty outside
-    Kubernetes. sandbox: this is a pod's pause container, for which nothing is asked.
+    Kubernetes. sandbox: this is a pod's pause container, for which nothing is asked. named: the containers
+    for which a pod that wakes up as a whole names an image, at its pause container.
     """
 
     restore_from: str | None = None
@@ -55,6 +56,7 @@ class Wish:
     container_name: str = ""
     sandbox: bool = False
     namespace: str = ""
+    named: frozenset[str] = frozenset()
 
     @property
     def restores(self) -> bool:
@@ -81,7 +83,18 @@ def read(spec: Mapping[str, Any], *, foreign: bool, whole_pod: bool = False) -> 
         return _of_pod(annotations, pod.namespace, foreign=foreign)
     if pod.sandbox:
         return Wish(container_name=name, sandbox=True, namespace=pod.namespace)
-    return _of_container(annotations, name, pod.namespace, foreign=foreign)
+    own = _of_container(annotations, name, pod.namespace, foreign=foreign)
+    if not whole_pod or not name or own.foreign_path:
+        return own
+    whole = _of_pod(annotations, pod.namespace, foreign=foreign)
+    if own.restore_from:
+        return replace(own, use=whole.use)
+    if not whole.restore_from:
+        return own
+    # The image of one is the image of all; `bare`, since it need not hold this container.
+    return replace(
+        own, restore_from=whole.restore_from, bare=True, use=whole.use, on_failure=whole.on_failure
+    )
 
 
 def _of_container(annotations: Mapping[str, str], name: str, namespace: str, *, foreign: bool) -> Wish:
@@ -129,8 +142,12 @@ def _of_pod(annotations: Mapping[str, str], namespace: str, *, foreign: bool) ->
         restore_from=images[0],
         use=asking[0].use if len({wish.use for wish in asking}) == 1 else None,
         on_failure="fail" if any(wish.on_failure == "fail" for wish in asking) else "cold-start",
+        network=next((wish.network for wish in asking if wish.network not in {None, "new"}), None),
         sandbox=True,
         namespace=namespace,
+        named=frozenset(
+            name for key in keys for word, _, name in [key.partition(".")] if word == "restore-from" and name
+        ),
     )
 
 

@@ -9,7 +9,7 @@ can be started in it until then.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from engines.api import CheckpointEngine, Needs
 from engines.pods import SANDBOX, PodEngine
 from shim import attendant, bundle, state
+from shim.annotations import Wish
 from shim.errors import AdmissionRefused, ShimError
 from shim.images.store import Image
 from shim.state import ContainerState
@@ -59,7 +60,26 @@ def awaited(sandbox_path: Path) -> ContainerState | None:
     return found if found is not None and found.sandbox_id else None
 
 
-def check_join(sandbox_path: Path, image: Image, container_id: str, name: str) -> None:
+def check_pod(image: Image, engine: CheckpointEngine, names: Collection[str], wish: Wish) -> None:
+    """Raises AdmissionRefused at the pause container for what would be refused at one of the others."""
+    words = f"could not restore image '{image.reference}'"
+    if wish.network in {"keep", "keep-closed"} and "tcp-established" not in engine.capabilities:
+        raise AdmissionRefused(
+            f"{words} with network: {wish.network}: engine {engine.name} cannot keep addresses and "
+            "connections; use network: new"
+        )
+    if names and (absent := sorted(wish.named - set(names))):
+        raise AdmissionRefused(f"{words} as container '{absent[0]}': {_absent(absent[0], names)}")
+
+
+def _absent(name: str, names: Collection[str]) -> str:
+    there = ", ".join(sorted(filter(None, names)))
+    return f"the image is of a pod with {there}, and has no container '{name}'; correct the annotation"
+
+
+def check_join(
+    sandbox_path: Path, image: Image, container_id: str, name: str, names: Collection[str]
+) -> None:
     """Raises AdmissionRefused, ShimError if a container cannot be restored in its pod."""
     words = f"could not restore image '{image.reference}' as container '{container_id}'"
     sandbox = awaited(sandbox_path)
@@ -67,6 +87,8 @@ def check_join(sandbox_path: Path, image: Image, container_id: str, name: str) -
         raise ShimError(f"{words}: its pod was not restored from it, and gVisor restores only whole pods")
     if sandbox.digest != image.digest:
         raise AdmissionRefused(f"{words}: its pod is restored from {sandbox.image}; name the same image")
+    if name not in names:
+        raise AdmissionRefused(f"{words}: {_absent(name, names)}")
     if name not in sandbox.awaited:
         raise ShimError(
             f"{words}: container '{name}' of the pod was restored before, and gVisor restores a pod only "
@@ -74,9 +96,17 @@ def check_join(sandbox_path: Path, image: Image, container_id: str, name: str) -
         )
 
 
-def check_cold(sandbox_path: Path, container_id: str) -> None:
-    """Raises ShimError while a pod waits for its containers: another one would be the end of the sandbox."""
+def check_cold(sandbox_path: Path, container_id: str, cause: str = "") -> None:
+    """Raises ShimError while a pod waits for its containers: another one would be the end of the sandbox.
+
+    cause: why the container is not one that is awaited, if it should have been.
+    """
     sandbox = awaited(sandbox_path)
+    if sandbox is not None and sandbox.awaited and cause:
+        raise ShimError(
+            f"{cause}; container '{container_id}' cannot start anew either, since its pod wakes up from "
+            f"{sandbox.image} already: make the pod anew without the image"
+        )
     if sandbox is not None and sandbox.awaited:
         raise ShimError(
             f"could not create container '{container_id}': its pod wakes up from {sandbox.image}, and gVisor "

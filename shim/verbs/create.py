@@ -61,7 +61,7 @@ def serve(context: Context) -> int | None:
         undone = not isinstance(error, EngineError) or error.undone
         if wish.on_failure != "cold-start" or not undone:
             raise
-        done = None
+        return _cold(context, spec, pod, cause=str(error))
     return _cold(context, spec, pod) if done is None else done
 
 
@@ -76,14 +76,17 @@ def _gvisor_pod(context: Context, spec: bundle.Spec) -> Pod | None:
     return pod if pod.caller == "containerd" and pod.sandbox_id and "/" not in pod.sandbox_id else None
 
 
-def _cold(context: Context, spec: bundle.Spec, pod: Pod | None) -> int | None:
-    """Start from nothing: by the real runtime, but a container of a gVisor pod needs its attendant."""
+def _cold(context: Context, spec: bundle.Spec, pod: Pod | None, *, cause: str = "") -> int | None:
+    """Start from nothing: by the real runtime, but a container of a gVisor pod needs its attendant.
+
+    cause: why it was not restored, where that was asked for.
+    """
     if pod is None or pod.sandbox:
         return None
     from shim import members  # only for gVisor
 
     with state.locked(context.directory, wait_s=1.0, create=True):
-        members.check_cold(context.directory.parent / pod.sandbox_id, context.container_id)
+        members.check_cold(context.directory.parent / pod.sandbox_id, context.container_id, cause)
         return _create(context, spec, pod)
 
 
@@ -116,10 +119,12 @@ def _restore_member(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod, i
         image = members.part(image, name, names[name])
     elif not wish.applies_to(image.manifest.source.container_name) and not pod.sandbox:
         return None
+    if pod.sandbox:
+        members.check_pod(image, context.engine(image.manifest.engine.name), names, wish)
     with state.locked(context.directory, wait_s=1.0, create=True):
         if not pod.sandbox:
             sandbox_path = context.directory.parent / pod.sandbox_id
-            members.check_join(sandbox_path, image, context.container_id, name)
+            members.check_join(sandbox_path, image, context.container_id, name, names)
         found, findings = restore.at_create(
             context.config, context.store, image, _target(context), spec, wish
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -165,6 +166,39 @@ def test_a_pod_wakes_up_from_one_image() -> None:
         annotations.read(spec, foreign=False, whole_pod=True)
 
 
+def test_the_image_of_one_is_the_image_of_all() -> None:
+    asked = {"torpor.dev/restore-from.main": "x", "torpor.dev/use.main": "clone"}
+    asked["torpor.dev/on-restore-failure.main"] = "cold-start"
+    spec = notes("container", "side")
+    spec["annotations"] |= asked
+    wish = annotations.read(spec, foreign=False, whole_pod=True)
+    assert (wish.restore_from, wish.use, wish.on_failure, wish.bare) == ("x", "clone", "cold-start", True)
+    assert not annotations.read(spec, foreign=False).restores
+    assert not annotations.read(notes("container", "side"), foreign=False, whole_pod=True).restores
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"restore-from.mian": "x"}, "a pod with main, side, and has no container 'mian'"),
+        ({"restore-from": "x", "network": "keep"}, "with network: keep"),
+        ({"restore-from": "x", "network.main": "keep-closed"}, "with network: keep-closed"),
+        ({"restore-from.main": "x", "network": "new"}, ""),
+    ],
+)
+def test_what_a_pod_cannot_have_is_refused_at_its_pause_container(asked: dict[str, str], why: str) -> None:
+    class Engine:
+        name = "gvisor"
+        capabilities = frozenset({"clone"})
+
+    spec = notes("sandbox")
+    spec["annotations"] |= {f"torpor.dev/{key}": value for key, value in asked.items()}
+    wish = annotations.read(spec, foreign=False, whole_pod=True)
+    names = ("", "main", "side")
+    with pytest.raises(AdmissionRefused, match=why) if why else contextlib.nullcontext():
+        members.check_pod(FakeImage(), Engine(), names, wish)  # type: ignore[arg-type]
+
+
 # --- who is awaited --------------------------------------------------------------------------------------
 
 
@@ -198,6 +232,8 @@ def test_nothing_else_starts_before_all_have_come(tmp_path: Path) -> None:
     sandbox(path, "main", "side")
     with pytest.raises(ShimError, match="before main, side of the image"):
         members.check_cold(path, "c1")
+    with pytest.raises(ShimError, match=r"^the true cause; container 'c1' cannot start anew either"):
+        members.check_cold(path, "c1", "the true cause")
     sandbox(path)
     members.check_cold(path, "c1")
 
@@ -205,14 +241,14 @@ def test_nothing_else_starts_before_all_have_come(tmp_path: Path) -> None:
 def test_who_joins_must_be_awaited_and_of_the_same_image(tmp_path: Path) -> None:
     path, image = tmp_path / "pod", FakeImage()
     with pytest.raises(ShimError, match="its pod was not restored from it"):
-        members.check_join(path, image, "c1", "main")  # type: ignore[arg-type]
+        members.check_join(path, image, "c1", "main", ("", "main", "side"))  # type: ignore[arg-type]
     found = sandbox(path, "main")
-    members.check_join(path, image, "c1", "main")  # type: ignore[arg-type]
+    members.check_join(path, image, "c1", "main", ("", "main", "side"))  # type: ignore[arg-type]
     with pytest.raises(ShimError, match="restored before"):
-        members.check_join(path, image, "c1", "side")  # type: ignore[arg-type]
+        members.check_join(path, image, "c1", "side", ("", "main", "side"))  # type: ignore[arg-type]
     state.save(path, replace(found, digest="sha256:2"))
     with pytest.raises(AdmissionRefused, match="name the same image"):
-        members.check_join(path, image, "c1", "main")  # type: ignore[arg-type]
+        members.check_join(path, image, "c1", "main", ("", "main", "side"))  # type: ignore[arg-type]
 
 
 def test_the_pause_container_never_makes_the_pod_run(tmp_path: Path) -> None:
