@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 from pathlib import Path
 
 from engines.api import EngineUnavailable
@@ -12,6 +14,7 @@ from shim.verbs.context import Context
 
 WAIT_S = 15.0
 _SAID_S = 3.0
+_MNT_DETACH = 2
 
 
 def serve(context: Context) -> int | None:
@@ -47,6 +50,7 @@ def serve(context: Context) -> int | None:
             from shim import attendant
 
             attendant.end(directory)
+        rootfs_path = _rootfs_path(context) if attended else None
         answer = bundle.ask_runtime(
             context.config.runtime_path,
             (*context.config.runtime_args, *context.runtime_args, "--root", context.call.root),
@@ -57,8 +61,22 @@ def serve(context: Context) -> int | None:
         if answer.returncode and "does not exist" not in answer.stderr:
             cause = answer.stderr.strip().rpartition("\n")[2]
             raise ShimError(f"could not delete container '{context.container_id}': {cause}")
+        if rootfs_path is not None:
+            # A sandbox that lives on keeps a file of its own open in there, and the caller's unmount would
+            # fail for as long. What is not mounted any more it takes for unmounted.
+            ctypes.CDLL(None).umount2(os.fsencode(rootfs_path), _MNT_DETACH)
         state.remove(directory)
     return 0
+
+
+def _rootfs_path(context: Context) -> Path | None:
+    """Where the root file system of a container in a gVisor pod is mounted, None if that is not known."""
+    try:
+        found = bundle.runtime_state(context.config.runtime_path, context.call.root, context.container_id)
+        bundle_path = Path(str(found.raw["bundle"]))
+        return bundle.rootfs_path(bundle_path, bundle.read_spec(bundle_path))
+    except (ShimError, KeyError):
+        return None
 
 
 def _says_so_itself(directory: Path) -> bool:
