@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ def look(init: int, bundle_path: Path) -> Outlook:
     with contextlib.suppress(OSError):
         _message_queues(outlook, init, spec)
     with contextlib.suppress(OSError):
-        if _link(init, "user") != _link("self", "user") and not _reachable(init):
+        if _link(init, "user") != _link("self", "user") and not _soon_reachable(init):
             outlook.add(
                 "user-namespace",
                 f"process {init} ('{_name(init)}') cannot be looked at from its own user namespace, as CRIU "
@@ -132,6 +133,15 @@ def look(init: int, bundle_path: Path) -> Outlook:
 
 
 # --- processes -----------------------------------------------------------------------------------------
+
+
+def _soon_reachable(pid: int) -> bool:
+    """`_reachable`, but with patience: a process that is about to run a program is closed to others until then."""
+    for _ in range(10):
+        if _reachable(pid):
+            return True
+        time.sleep(0.03)
+    return False
 
 
 def _reachable(pid: int) -> bool:

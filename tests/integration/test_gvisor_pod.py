@@ -202,11 +202,6 @@ def test_a_container_of_a_woken_pod_starts_anew_where_that_is_allowed(
     again = run(new, daemon, attempt=1)
     again.until_number(3)
     assert again.numbers()[0] == 1
-    # It sleeps and wakes again like any other.
-    torpor("checkpoint", again.id, "--root", root(daemon), "--name", "default/again")
-    last = again.numbers()[-1]
-    last_pod = cri.pod("last", handler=GVISOR, annotations={"torpor.dev/restore-from": "again"})
-    assert run(last_pod, daemon).until_number(last + 3)
 
 
 def test_what_no_pod_of_gvisor_could_wake_up_from_is_refused(
