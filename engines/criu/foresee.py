@@ -136,7 +136,7 @@ def look(init: int, bundle_path: Path) -> Outlook:
 
 
 def _soon_reachable(pid: int) -> bool:
-    """`_reachable`, but with patience: a process that is about to run a program is closed to others until then."""
+    """`_reachable`, with patience: who is about to run a program is closed to others until then."""
     for _ in range(10):
         if _reachable(pid):
             return True
