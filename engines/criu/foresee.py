@@ -13,7 +13,8 @@ import os
 import re
 import socket
 import stat
-import time
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,6 @@ from engines.criu.repair import borrow
 from engines.criu.watches import watched_paths
 
 _CAP_SYS_RESOURCE = 24
-_CLONE_NEWUSER = 0x10000000
 _MQUEUE_MAGIC = 0x19800202
 # Anonymous inodes that CRIU can dump.
 _GOOD_INODES = frozenset(
@@ -90,7 +90,7 @@ def look(init: int, bundle_path: Path) -> Outlook:
     with contextlib.suppress(OSError):
         _message_queues(outlook, init, spec)
     with contextlib.suppress(OSError):
-        if _link(init, "user") != _link("self", "user") and not _soon_reachable(init):
+        if _link(init, "user") != _link("self", "user") and _closed(init):
             outlook.add(
                 "user-namespace",
                 f"process {init} ('{_name(init)}') cannot be looked at from its own user namespace, as CRIU "
@@ -135,34 +135,24 @@ def look(init: int, bundle_path: Path) -> Outlook:
 # --- processes -----------------------------------------------------------------------------------------
 
 
-def _soon_reachable(pid: int) -> bool:
-    """`_reachable`, with patience: who is about to run a program is closed to others until then."""
-    for _ in range(10):
-        if _reachable(pid):
-            return True
-        time.sleep(0.03)
-    return False
+# A process of its own, and not a fork: only one with a single thread may join a user namespace, and what a
+# caller has loaded may start threads in its forks (gRPC does).
+_REACH = """
+import ctypes, os, sys
+if ctypes.CDLL(None).setns(os.open(f"/proc/{sys.argv[1]}/ns/user", os.O_RDONLY), 0x10000000):
+    os._exit(2)
+try:
+    os.open(f"/proc/{sys.argv[1]}/ns/net", os.O_RDONLY)
+except PermissionError:
+    os._exit(1)
+os._exit(0)
+"""
 
 
-def _reachable(pid: int) -> bool:
-    """Whether a process that joins a process's user namespace may open its other namespaces."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    descriptor = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        child = os.fork()
-        if child == 0:
-            # Only a process with a single thread may join a user namespace, and this one is that.
-            try:
-                joined = libc.setns(descriptor, _CLONE_NEWUSER) == 0
-                os.close(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))
-                os._exit(0 if joined else 1)
-            except BaseException:
-                os._exit(1)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    finally:
-        os.close(descriptor)
+def _closed(pid: int) -> bool:
+    """Whether a process that joins a process's user namespace is refused its other namespaces."""
+    argv = [sys.executable, "-I", "-S", "-c", _REACH, str(pid)]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 1
 
 
 def _name(pid: int) -> str:

@@ -58,11 +58,6 @@ def test_round_trip(workload: Workload):
     outcome = run_course(maker(), workload, "round-trip")
     if outcome.result == "absent":
         pytest.skip(f"this node cannot supply it: {outcome.reason}")
-    for _ in range(2):
-        # Seen now and then, cause unknown: a container is refused, or runsc fails, and the next try is right.
-        if outcome.result in wanted(workload):
-            break
-        outcome = run_course(maker(), workload, "round-trip")
     assert outcome.result in wanted(workload), outcome.reason
     if outcome.result == "refused":
         assert "; " in outcome.reason, "a refusal says what to do"
@@ -151,14 +146,8 @@ def test_gvisor_keeps_what_its_sandbox_has(request: pytest.FixtureRequest):
     )
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
-    failed = sorted({entry["subject"] for entry in document["outcomes"] if entry["result"] == "fail"})
-    assert len(failed) <= 1, [entry for entry in document["outcomes"] if entry["result"] == "fail"]
-    for name in failed:  # seen once in six runs, cause unknown: the next try is right
-        again = [*words[:3], "--course", "round-trip", "--no-contract", "--workload", name]
-        argv = [sys.executable, "-m", "shim.cli.main", "conformance", *again]
-        environment = {**os.environ, "TORPOR_PREFIX": str(PREFIX)}
-        subprocess.run(argv, capture_output=True, check=True, cwd=CHECKOUT, env=environment)
-    assert done.returncode == (1 if failed else 0), done.stderr
+    assert not [entry for entry in document["outcomes"] if entry["result"] == "fail"]
+    assert done.returncode == 0, done.stderr
     refused = {name for name, entry in document["workloads"].items() if entry["result"] == "refused"}
     assert refused <= REFUSED_BY_GVISOR
     assert document["share"]["percent"] >= 80

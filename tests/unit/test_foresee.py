@@ -136,3 +136,39 @@ def test_a_profile_without_reasons_is_refused(tmp_path: Path, text: str, why: st
     path.write_text(text)
     with pytest.raises(InvalidRequest, match=f"could not read profile .*{why}"):
         load_profile(path)
+
+
+# What a caller may have loaded: a library that starts a thread in every fork.
+LOOK = """
+import os, sys, threading, time
+from pathlib import Path
+os.register_at_fork(after_in_child=threading.Thread(target=time.sleep, args=(9,), daemon=True).start)
+from engines.criu import foresee
+print(*(finding.rule for finding in foresee.look(int(sys.argv[1]), Path(sys.argv[2])).findings))
+"""
+IN_NAMESPACE = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+assert libc.unshare(0x10000000) == 0
+libc.prctl(4, int(sys.argv[1]), 0, 0, 0)  # PR_SET_DUMPABLE
+print(1, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(("dumpable", "closed"), [(1, False), (0, True)])
+def test_who_is_closed_to_its_own_user_namespace_is_known_whatever_the_caller_loaded(
+    tmp_path: Path, dumpable: int, *, closed: bool
+):
+    process = subprocess.Popen(
+        [sys.executable, "-ISc", IN_NAMESPACE, str(dumpable)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == b"1\n"
+        words = [sys.executable, "-c", LOOK, str(process.pid), str(tmp_path)]
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    finally:
+        process.kill()
+        process.communicate()
+    assert ("criu.foresee.user-namespace" in said) == closed
