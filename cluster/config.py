@@ -114,6 +114,7 @@ def load(path: Path) -> Config:
 
 
 def _path(kind: type, value: object) -> object:
+    """What msgspec asks about types it does not know; NotImplementedError is its word for "nor do I"."""
     if kind is Path and isinstance(value, str):
         if not value.startswith("/"):
             raise ValueError(f"{value!r} is not an absolute path")

@@ -14,7 +14,7 @@ from shim.verbs.context import Context
 
 WAIT_S = 15.0
 _SAID_S = 3.0
-_MNT_DETACH = 2
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 
 
 def serve(context: Context) -> int | None:
@@ -64,7 +64,7 @@ def serve(context: Context) -> int | None:
         if rootfs_path is not None:
             # A sandbox that lives on keeps a file of its own open in there, and the caller's unmount would
             # fail for as long. What is not mounted any more it takes for unmounted.
-            ctypes.CDLL(None).umount2(os.fsencode(rootfs_path), _MNT_DETACH)
+            ctypes.CDLL(None).umount2(os.fsencode(rootfs_path), _MNT_DETACH | _UMOUNT_NOFOLLOW)
         state.remove(directory)
     return 0
 
