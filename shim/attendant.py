@@ -57,15 +57,16 @@ def begin(directory: Path, wait: Sequence[str], *, sandbox: int, name: str, term
     go_path.unlink(missing_ok=True)
     os.mkfifo(go_path, 0o600)
     stream = subprocess.DEVNULL if terminal else None
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", _SCRIPT, name, str(sandbox), str(go_path), *wait],
-        stdin=stream,
-        stdout=stream,
-        stderr=stream,
-        cwd="/",
-        env={"PATH": os.environ.get("PATH", "")},
-        start_new_session=True,
-    )
+    with _no_signal_ignored():
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, name, str(sandbox), str(go_path), *wait],
+            stdin=stream,
+            stdout=stream,
+            stderr=stream,
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", "")},
+            start_new_session=True,
+        )
     try:
         draft = directory / f"{state.ATTENDANT}.new"
         draft.write_text(f"{process.pid} {state.start_time(process.pid)}")
@@ -75,6 +76,21 @@ def begin(directory: Path, wait: Sequence[str], *, sandbox: int, name: str, term
         _kill(process.pid, signal.SIGKILL)  # nobody would find it
         raise
     return process.pid
+
+
+@contextlib.contextmanager
+def _no_signal_ignored() -> Generator[None]:
+    """Have a child start with no signal ignored or blocked: a shell cannot change what it began with."""
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def join(pid: int, cgroup: str) -> None:

@@ -12,7 +12,7 @@ import os
 import stat
 import termios
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SETTINGS_BYTES = 36  # struct termios of asm-generic/termbits.h, the same for x86 and Arm
@@ -60,10 +60,12 @@ def _terminals(pid: int) -> dict[tuple[int, int], Path]:
     """The terminals among a process's descriptors, each once; none if it is gone."""
     found: dict[tuple[int, int], Path] = {}
     try:
-        for path in Path(f"/proc/{pid}/fd").iterdir():
+        paths = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return {}
+    for path in paths:
+        with suppress(OSError):  # closed meanwhile
             status = path.stat()
             if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in _SLAVE_MAJORS:
                 found.setdefault((status.st_dev, status.st_rdev), path)
-    except OSError:
-        return {}
     return found

@@ -166,7 +166,7 @@ def test_a_pod_whose_restore_dies_can_be_removed(cri: Cri, daemon: Containerd, t
     )
     assert main.exit_code() == 137
     remove_dead(old, daemon)
-    for victim, says in (("sandbox", "could not restore container"), ("start", "")):
+    for victim, says in (("sandbox", "could not restore container"), ("start", ".")):
         pod = cri.pod("half", handler=GVISOR, annotations={"torpor.dev/restore-from": "dies"})
         run(pod, daemon)
         side = pod.create("side", COUNTER, image=daemon.image("busybox"))

@@ -247,6 +247,14 @@ def test_settings_of_a_terminal_are_carried_to_another():
             terminal.write(new, "00")
 
 
+def test_a_terminal_is_found_beside_descriptors_that_come_and_go(monkeypatch: pytest.MonkeyPatch):
+    real = Path.iterdir
+    gone = Path("/proc/self/fd/2147483647")
+    monkeypatch.setattr(Path, "iterdir", lambda path: [gone, *real(path)])
+    with a_process_with_terminals(1) as (pid, _):
+        assert terminal.read(pid)
+
+
 @pytest.mark.parametrize("number", [0, 2])
 def test_terminals_that_belong_to_nobody_in_particular_are_left_alone(number: int):
     with a_process_with_terminals(number) as (pid, _):

@@ -77,10 +77,19 @@ def test_an_attendant_ends_as_its_container(
     assert attendant.find(tmp_path) is None
 
 
+@pytest.mark.parametrize("caller", ["ignores", "blocks", "leaves"])
 def test_an_attendant_that_was_not_told_to_go_can_be_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caller: str
 ) -> None:
-    process = begin(tmp_path, "exit 0", monkeypatch)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN if caller == "ignores" else signal.SIG_DFL)
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM] if caller == "blocks" else [])
+    try:
+        process = begin(tmp_path, "exit 0", monkeypatch)
+        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_IGN if caller == "ignores" else signal.SIG_DFL)
+        assert (signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])) == (caller == "blocks")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTERM, before)
     attendant.end(tmp_path, signal.SIGTERM)
     assert process.wait(10) == -signal.SIGTERM
     attendant.go(tmp_path)  # nobody is there, and nobody waits
