@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_POINT = re.compile(r"(before|after) ([\w.]+):([\w.]+)(?:=(\w+))?(?:#(\d+))?")
+POINT = re.compile(r"(before|after) ([\w.]+):([\w.]+)(?:=(\w+))?(?:#(\d+))?")
 
 
 def arm(point: str, act: Callable[[], None]) -> None:
     """Let `act` be called at the point."""
-    match = _POINT.fullmatch(point)
+    match = POINT.fullmatch(point)
     assert match, point
     when, module, name, word, number = match.groups()
     owner: Any = importlib.import_module(module)
