@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -109,3 +110,59 @@ class Fixed:
 
     def sample(self, rng: np.random.Generator, shape: Shape) -> NDArray[np.float64]:
         return np.full(shape, self.mean)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the same time, which may be 0: a cost, and no law of failures."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and self.mean >= 0):
+            raise SimError(f"could not make a constant: it is {self.mean}; it must be 0 or more")
+
+    def survival(self, time: float) -> float:
+        return 1.0 if time < self.mean else 0.0
+
+    def sample(self, rng: np.random.Generator, shape: Shape) -> NDArray[np.float64]:
+        return np.full(shape, self.mean)
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Times as measured: `times[i]` is the quantile `shares[i]`, straight lines between them."""
+
+    shares: tuple[float, ...]
+    times: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in itertools.pairwise(self.shares))
+        if len(self.shares) < 2 or not rising or self.shares[0] != 0 or self.shares[-1] != 1:
+            raise SimError(
+                "could not make a law of quantiles: shares must rise from 0 to 1; give the least and the most"
+            )
+        sorted_ = all(a <= b for a, b in itertools.pairwise(self.times))
+        if len(self.times) != len(self.shares) or not sorted_ or not 0 <= self.times[0] < math.inf:
+            raise SimError("could not make a law of quantiles: give one time of 0 or more a share, in order")
+
+    @property
+    def mean(self) -> float:
+        """Of the law that straight lines make."""
+        weighed = zip(itertools.pairwise(self.shares), itertools.pairwise(self.times), strict=True)
+        return math.fsum((high - low) * (first + last) / 2 for (low, high), (first, last) in weighed)
+
+    def survival(self, time: float) -> float:
+        if time < self.times[0]:
+            return 1.0
+        # From the right, so that a jump (equal times) counts whole.
+        for i in range(len(self.times) - 1, 0, -1):
+            if time >= self.times[i]:
+                return 1 - self.shares[i]
+            if time >= self.times[i - 1]:
+                part = (time - self.times[i - 1]) / (self.times[i] - self.times[i - 1])
+                return 1 - (self.shares[i - 1] + part * (self.shares[i] - self.shares[i - 1]))
+        return 0.0
+
+    def sample(self, rng: np.random.Generator, shape: Shape) -> NDArray[np.float64]:
+        return np.interp(rng.random(shape), self.shares, self.times)
