@@ -199,7 +199,8 @@ class SetLevels:
 class KeepReplica:
     """Keep `copies` of the state in memory, the machine's own included, in groups of so many machines.
 
-    Each checkpoint of the interval goes there; it is gone when a whole group is (Wang et al., SOSP 2023).
+    From here on there is a level "memory", to which each checkpoint of the interval goes; what is there is
+    gone when a whole group is (Wang et al., SOSP 2023).
     """
 
     copies: int
@@ -207,9 +208,10 @@ class KeepReplica:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Take one now, apart from the interval; to that level, or to the last one where it is ""."""
+    """Take one apart from the interval, in `delay_s`; to that level, or to the last one where it is ""."""
 
     level: str = ""
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,48 @@
+"""What policies share that add something to another one, which chooses the interval."""
+
+from __future__ import annotations
+
+from sim.errors import SimError
+from sim.policies.base import Action, Event, Policy, State
+from sim.policies.interval import Daly
+
+
+class Around:
+    """Does what `base` does, and more. Without a `base` it is Daly's interval of higher order."""
+
+    name: str
+
+    def __init__(self, base: Policy | None = None) -> None:
+        self._base: Policy = base or Daly()
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        return [*self._base.on_event(state, event), *self._more(state, event)]
+
+    def _more(self, state: State, event: Event) -> list[Action]:
+        raise NotImplementedError
+
+
+def known(policy: str, what: str, value: float | None) -> float:
+    """The value, if anybody knows it.
+
+    Raises:
+        SimError: nobody does.
+
+    """
+    if value is None:
+        raise SimError(f"could not use policy '{policy}': {what} is not known; give it")
+    return value
+
+
+def above_0(policy: str, **values: float | None) -> None:
+    """Check options that must be above 0 where they are given.
+
+    Raises:
+        SimError: one is not.
+
+    """
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise SimError(
+                f"could not make policy '{policy}': {name.replace('_', '-')} is {value:g}; it must be above 0"
+            )

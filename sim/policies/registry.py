@@ -1,0 +1,278 @@
+"""Policies by name: those of torpor by a table, those of others by the entry-point group `torpor.policies`.
+
+A third party's distribution says `[project.entry-points."torpor.policies"]` and `name = "module:Class"`. The
+class has the two members of `sim.policies.base.Policy`; its options are the arguments of its `__init__`.
+Distributions are looked through only for a name that torpor does not have.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from sim.errors import SimError
+from sim.policies.base import Policy
+
+GROUP = "torpor.policies"
+
+_BUILT_IN = {
+    "none": "sim.policies.interval:Never",
+    "periodic": "sim.policies.interval:Periodic",
+    "young": "sim.policies.interval:Young",
+    "daly-first": "sim.policies.interval:DalyFirst",
+    "daly": "sim.policies.interval:Daly",
+    "exact": "sim.policies.interval:Exact",
+    "adaptive": "sim.policies.interval:Adaptive",
+    "asynchronous": "sim.policies.modes:Asynchronous",
+    "incremental": "sim.policies.modes:Incremental",
+    "multilevel": "sim.policies.modes:MultiLevel",
+    "in-memory": "sim.policies.modes:InMemory",
+    "event": "sim.policies.triggers:OnEvent",
+    "predicted": "sim.policies.triggers:Predicted",
+    "just-in-time": "sim.policies.triggers:JustInTime",
+    "hot-spares": "sim.policies.triggers:HotSpares",
+    "migrate": "sim.policies.triggers:Migration",
+    "requeue": "sim.policies.triggers:Requeueing",
+    "preemption": "sim.policies.serving:Preemption",
+    "cold-start": "sim.policies.serving:ColdStart",
+    "warm-start": "sim.policies.serving:WarmStart",
+    "kv-restore": "sim.policies.serving:CacheRestore",
+    "kv-recompute": "sim.policies.serving:CacheRecompute",
+    "kv-cheaper": "sim.policies.serving:CacheCheaper",
+    "greedy": "sim.policies.spot:Greedy",
+    "uniform-progress": "sim.policies.spot:UniformProgress",
+    "on-demand": "sim.policies.spot:OnDemand",
+}
+
+Kind = Literal["duration", "number", "count", "flag", "text", "list", "policy", "any"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An option of a policy.
+
+    Attributes:
+        name: what a study calls it; `interval` for the argument `interval_s`.
+        argument: the argument of the class.
+        kind: duration (seconds, or text with a unit), number, count (a whole number), flag, text, list (of
+            texts; a list is the value and not a sweep), policy (a name, or a mapping with `name` and options).
+        choices: the texts that it may be, where they are counted.
+        required: whether it must be given.
+        default: what it is otherwise.
+
+    """
+
+    name: str
+    argument: str
+    kind: Kind
+    choices: tuple[str, ...]
+    required: bool
+    default: Any
+
+
+@dataclass(frozen=True)
+class Description:
+    """A policy: its name, what it does in one line, its options."""
+
+    name: str
+    summary: str
+    parameters: tuple[Parameter, ...]
+
+    def parameter(self, name: str) -> Parameter | None:
+        """The option of that name, as a study or as the class calls it."""
+        return next((one for one in self.parameters if name in (one.name, one.argument)), None)
+
+
+def names() -> list[str]:
+    """All names, those of torpor first."""
+    others = sorted(point.name for point in metadata.entry_points(group=GROUP))
+    return [*_BUILT_IN, *(name for name in dict.fromkeys(others) if name not in _BUILT_IN)]
+
+
+def describe(name: str) -> Description:
+    """What a policy does and takes.
+
+    Raises:
+        SimError: there is no such policy, or its class cannot be loaded.
+
+    """
+    return _described(name, _load(name))
+
+
+def make(
+    name: str, options: Mapping[str, object] | None = None, seconds: Callable[[str], float] | None = None
+) -> Policy:
+    """A new policy.
+
+    Args:
+        name: of the policy.
+        options: as `describe` names them; durations in seconds.
+        seconds: reads a duration that is a text; None takes numbers only.
+
+    Raises:
+        SimError: there is no such policy or option, one is missing, or a value is not of its kind.
+
+    """
+    made = _load(name)
+    described = _described(name, made)
+    arguments: dict[str, object] = {}
+    for key, value in (options or {}).items():
+        parameter = described.parameter(key)
+        if parameter is None:
+            near = _near(key, [one.name for one in described.parameters])
+            raise SimError(f"could not make policy '{name}': it has no option '{key}'{near}")
+        arguments[parameter.argument] = _value(name, parameter, value, seconds)
+    for parameter in described.parameters:
+        if parameter.required and parameter.argument not in arguments:
+            raise SimError(f"could not make policy '{name}': it needs '{parameter.name}'; give it")
+    return made(**arguments)
+
+
+def from_policy_json(path: Path) -> Policy:
+    """The policy of a `policy.json`: its member `policy` is {"name": ..., "options": {...}}.
+
+    Raises:
+        SimError: the file cannot be read or is no such document, or the policy cannot be made.
+
+    """
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SimError(f"could not read policy file '{path}': {error.strerror}; check the path") from error
+    except ValueError as error:
+        raise SimError(f"could not read policy file '{path}': it is not JSON ({error})") from error
+    try:
+        chosen = document["policy"]
+        name, options = str(chosen["name"]), dict(chosen.get("options") or {})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SimError(
+            f"could not read policy file '{path}': it names no policy; make it with 'torpor sim recommend'"
+        ) from error
+    return make(name, options)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; it has {', '.join(known)}" if known else "; it has none"
+
+
+def _load(name: str) -> Callable[..., Policy]:
+    target = _BUILT_IN.get(name)
+    if target is not None:
+        module, attribute = target.split(":")
+        return getattr(importlib.import_module(module), attribute)
+    points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
+    if not points:
+        close = difflib.get_close_matches(name, names(), 1, 0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(names())}"
+        raise SimError(f"could not make policy '{name}': there is none of that name; {hint}")
+    try:
+        return points[0].load()
+    except Exception as error:
+        raise SimError(
+            f"could not make policy '{name}': {points[0].value} does not load "
+            f"({type(error).__name__}: {error}); repair or remove its package"
+        ) from error
+
+
+def _described(name: str, made: Callable[..., Policy]) -> Description:
+    hints = typing.get_type_hints(made.__init__) if inspect.isclass(made) else typing.get_type_hints(made)
+    parameters = tuple(
+        _parameter(one, hints.get(one.name))
+        for one in inspect.signature(made).parameters.values()
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    )
+    summary = (inspect.getdoc(made) or "").partition("\n\n")[0].replace("\n", " ")
+    return Description(name, summary, parameters)
+
+
+def _parameter(argument: inspect.Parameter, hint: Any) -> Parameter:
+    kind, choices = _kind(hint)
+    name = argument.name
+    if kind == "number" and name.endswith("_s"):
+        name, kind = name.removesuffix("_s"), "duration"
+    required = argument.default is inspect.Parameter.empty
+    return Parameter(
+        name.replace("_", "-"), argument.name, kind, choices, required, None if required else argument.default
+    )
+
+
+def _kind(hint: Any) -> tuple[Kind, tuple[str, ...]]:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        rest = [part for part in typing.get_args(hint) if part is not type(None)]
+        return _kind(rest[0]) if len(rest) == 1 else ("any", ())
+    if typing.get_origin(hint) is Literal:
+        return "text", tuple(str(choice) for choice in typing.get_args(hint))
+    if typing.get_origin(hint) in (Sequence, list, tuple):
+        return "list", _kind(typing.get_args(hint)[0])[1]
+    simple: dict[Any, Kind] = {
+        float: "number", int: "count", bool: "flag", str: "text", Policy: "policy",
+    }  # fmt: skip
+    return simple.get(hint, "any"), ()
+
+
+def _value(name: str, parameter: Parameter, value: Any, seconds: Callable[[str], float] | None) -> object:
+    def wrong(wanted: str) -> SimError:
+        return SimError(f"could not make policy '{name}': {parameter.name} is {value!r}; it must be {wanted}")
+
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None and not parameter.required and parameter.default is None:
+        return None
+    match parameter.kind:
+        case "duration":
+            if isinstance(value, str) and seconds is not None:
+                return seconds(value)
+            if not number:
+                raise wrong("a number of seconds" if seconds is None else "a time like 15m")
+            return float(value)
+        case "number":
+            if not number:
+                raise wrong("a number")
+            return float(value)
+        case "count":
+            if not number or value != int(value):
+                raise wrong("a whole number")
+            return int(value)
+        case "flag":
+            if not isinstance(value, bool):
+                raise wrong("true or false")
+            return value
+        case "text":
+            if not isinstance(value, str) or (parameter.choices and value not in parameter.choices):
+                raise wrong(" or ".join(parameter.choices) if parameter.choices else "a text")
+            return value
+        case "list":
+            texts: Any = [value] if isinstance(value, str) else value
+            if not isinstance(texts, list | tuple) or not all(
+                isinstance(text, str) and (not parameter.choices or text in parameter.choices)
+                for text in cast("list[Any]", texts)
+            ):
+                raise wrong("a list of " + (", ".join(parameter.choices) if parameter.choices else "texts"))
+            return tuple(cast("list[str]", texts))
+        case "policy":
+            return _nested(name, parameter, value, seconds)
+        case "any":
+            return value
+
+
+def _nested(name: str, parameter: Parameter, value: Any, seconds: Callable[[str], float] | None) -> Policy:
+    if isinstance(value, str):
+        return make(value, {}, seconds)
+    if isinstance(value, Mapping) and isinstance(cast("Mapping[str, object]", value).get("name"), str):
+        rest = dict(cast("Mapping[str, object]", value))
+        return make(str(rest.pop("name")), rest, seconds)
+    raise SimError(
+        f"could not make policy '{name}': {parameter.name} is {value!r}; it must be the name of a policy, "
+        "or its name and options"
+    )

@@ -1,0 +1,105 @@
+"""Policies of shared machines: who makes room for whom, how replicas start, what becomes of their caches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sim.policies.around import above_0, known
+from sim.policies.base import Action, Event, Preempt, Recompute, RestoreCache, Start, State, Stop
+
+
+class Preemption:
+    """Makes room for a job of higher priority in one of three ways; saving is what `torpor` is for."""
+
+    name = "preemption"
+
+    def __init__(self, how: Literal["kill", "checkpoint", "none"] = "checkpoint") -> None:
+        self._how: Literal["kill", "checkpoint", "none"] = how
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        return [Preempt(self._how)] if event.kind == "preempt" else []
+
+
+class _Autoscaling:
+    """Starts replicas for requests that wait, `per_replica` for each, and stops idle ones after `idle_s`."""
+
+    name: str
+
+    def __init__(self, per_replica: int = 8, idle_s: float = 300.0) -> None:
+        above_0(self.name, per_replica=per_replica, idle=idle_s)
+        self._per_replica = per_replica
+        self._idle_s = idle_s
+
+    def _how(self, state: State) -> Literal["cold", "warm"]:
+        raise NotImplementedError
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        service = state.service
+        if service is None:
+            return []
+        if event.kind == "idle":
+            return [Stop()] if event.idle_s >= self._idle_s else []
+        if event.kind != "arrival":
+            return []
+        wanted = -(-service.waiting // self._per_replica) - service.starting
+        room = service.most - service.running - service.starting
+        count = min(wanted, room)
+        return [Start(self._how(state), count)] if count > 0 else []
+
+
+class ColdStart(_Autoscaling):
+    """Every replica starts from nothing."""
+
+    name = "cold-start"
+
+    def _how(self, state: State) -> Literal["cold", "warm"]:
+        return "cold"
+
+
+class WarmStart(_Autoscaling):
+    """Replicas start from a checkpoint of a running one, where there is one."""
+
+    name = "warm-start"
+
+    def _how(self, state: State) -> Literal["cold", "warm"]:
+        return "cold" if state.service is None or state.service.warm_s is None else "warm"
+
+
+class CacheRestore:
+    """Loads the KV cache of a session that goes on, wherever it was kept."""
+
+    name = "kv-restore"
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        if event.kind != "resume":
+            return []
+        return [Recompute()] if state.cache_restore_s is None else [RestoreCache()]
+
+
+class CacheRecompute:
+    """Computes the KV cache of a session that goes on anew."""
+
+    name = "kv-recompute"
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        return [Recompute()] if event.kind == "resume" else []
+
+
+class CacheCheaper:
+    """Loads or computes a KV cache, whichever is faster for that many tokens.
+
+    Loading takes `cache_restore_s` a token and `overhead_s` each time; computing `cache_compute_s` a token.
+    """
+
+    name = "kv-cheaper"
+
+    def __init__(self, overhead_s: float = 0.0) -> None:
+        self._overhead_s = overhead_s
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        if event.kind != "resume":
+            return []
+        if state.cache_restore_s is None:
+            return [Recompute()]
+        restore_s = self._overhead_s + event.tokens * known(self.name, "a cache", state.cache_restore_s)
+        return [RestoreCache() if restore_s < event.tokens * state.cache_compute_s else Recompute()]
