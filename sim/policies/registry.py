@@ -58,13 +58,13 @@ Kind = Literal["duration", "number", "count", "flag", "text", "list", "policy", 
 
 @dataclass(frozen=True)
 class Parameter:
-    """An option of a policy.
+    """An option of a policy. One that is None unless given may also be given as `auto`.
 
     Attributes:
         name: what a study calls it; `interval` for the argument `interval_s`.
         argument: the argument of the class.
         kind: duration (seconds, or text with a unit), number, count (a whole number), flag, text, list (of
-            texts; a list is the value and not a sweep), policy (a name, or a mapping with `name` and options).
+            texts; a list is the value, no sweep), policy (a name, or a mapping with `name` and options).
         choices: the texts that it may be, where they are counted.
         required: whether it must be given.
         default: what it is otherwise.
@@ -203,9 +203,7 @@ def _parameter(argument: inspect.Parameter, hint: Any) -> Parameter:
     if kind == "number" and name.endswith("_s"):
         name, kind = name.removesuffix("_s"), "duration"
     required = argument.default is inspect.Parameter.empty
-    return Parameter(
-        name.replace("_", "-"), argument.name, kind, choices, required, None if required else argument.default
-    )
+    return Parameter(name, argument.name, kind, choices, required, None if required else argument.default)
 
 
 def _kind(hint: Any) -> tuple[Kind, tuple[str, ...]]:
@@ -226,24 +224,24 @@ def _value(name: str, parameter: Parameter, value: Any, seconds: Callable[[str],
     def wrong(wanted: str) -> SimError:
         return SimError(f"could not make policy '{name}': {parameter.name} is {value!r}; it must be {wanted}")
 
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None and not parameter.required and parameter.default is None:
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if value in (None, "auto") and not parameter.required and parameter.default is None:
         return None
     match parameter.kind:
         case "duration":
             if isinstance(value, str) and seconds is not None:
                 return seconds(value)
-            if not number:
+            if number is None:
                 raise wrong("a number of seconds" if seconds is None else "a time like 15m")
-            return float(value)
+            return number
         case "number":
-            if not number:
+            if number is None:
                 raise wrong("a number")
-            return float(value)
+            return number
         case "count":
-            if not number or value != int(value):
+            if number is None or number % 1:
                 raise wrong("a whole number")
-            return int(value)
+            return int(number)
         case "flag":
             if not isinstance(value, bool):
                 raise wrong("true or false")

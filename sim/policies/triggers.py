@@ -45,13 +45,14 @@ class OnEvent(Around):
         self,
         on: Sequence[Trigger] = ("maintenance", "spot", "prediction"),
         base: Policy | None = None,
+        interval_s: float | None = None,
     ) -> None:
-        super().__init__(base)
+        super().__init__(base, interval_s)
         for trigger in on:
             if trigger not in get_args(Trigger):
-                known_ones = ", ".join(get_args(Trigger))
                 raise SimError(
-                    f"could not make policy '{self.name}': it cannot act on '{trigger}'; it can on {known_ones}"
+                    f"could not make policy '{self.name}': it cannot act on '{trigger}'; "
+                    f"it can on {', '.join(get_args(Trigger))}"
                 )
         self._on = tuple(on)
 
@@ -120,8 +121,8 @@ class JustInTime(Around):
 
     name = "just-in-time"
 
-    def __init__(self, base: Policy | None = None) -> None:
-        super().__init__(base or Never())
+    def __init__(self, base: Policy | None = None, interval_s: float | None = None) -> None:
+        super().__init__(base or (None if interval_s else Never()), interval_s)
 
     def _more(self, state: State, event: Event) -> list[Action]:
         return [SaveFromReplica()] if event.kind == "failure" and event.replica else []
