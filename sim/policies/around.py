@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from sim.errors import SimError
 from sim.policies.base import Action, Event, Policy, State
-from sim.policies.interval import Daly
+from sim.policies.interval import Daly, Periodic
 
 
 class Around:
-    """Does what `base` does, and more. Without a `base` it is Daly's interval of higher order."""
+    """Does what `base` does, and more. `interval_s` without a base: periodic; neither: Daly's higher order."""
 
     name: str
 
-    def __init__(self, base: Policy | None = None) -> None:
-        self._base: Policy = base or Daly()
+    def __init__(self, base: Policy | None = None, interval_s: float | None = None) -> None:
+        if base is not None and interval_s is not None:
+            raise SimError(
+                f"could not make policy '{self.name}': it has both a base and an interval; give one of them"
+            )
+        self._base: Policy = base or (Daly() if interval_s is None else Periodic(interval_s))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         return [*self._base.on_event(state, event), *self._more(state, event)]
@@ -43,6 +47,4 @@ def above_0(policy: str, **values: float | None) -> None:
     """
     for name, value in values.items():
         if value is not None and not value > 0:
-            raise SimError(
-                f"could not make policy '{policy}': {name.replace('_', '-')} is {value:g}; it must be above 0"
-            )
+            raise SimError(f"could not make policy '{policy}': {name} is {value:g}; it must be above 0")
