@@ -131,6 +131,8 @@ class Freezer:
     def __init__(self, path: Path, *, v1: bool) -> None:
         self.path = path
         self.v1 = v1
+        self.control = path / ("freezer.state" if v1 else "cgroup.freeze")
+        self.thawed = "THAWED" if v1 else "0"
 
     def is_frozen(self) -> bool:
         """Whether it is frozen, or about to be; False if the cgroup is gone."""
@@ -159,7 +161,7 @@ class Freezer:
     def thaw(self) -> None:
         """Thaw. Nothing happens if the cgroup is gone."""
         with contextlib.suppress(OSError):
-            self._write("THAWED" if self.v1 else "0")
+            self._write(self.thawed)
 
     def _settled(self) -> bool:
         if self.v1:
@@ -170,7 +172,7 @@ class Freezer:
         return (self.path / name).read_text().strip()
 
     def _write(self, value: str) -> None:
-        (self.path / ("freezer.state" if self.v1 else "cgroup.freeze")).write_text(value)
+        self.control.write_text(value)
 
 
 def in_vfork(pid: int) -> bool:

@@ -164,7 +164,11 @@ class CriuEngine:
         if operation == "checkpoint":
             # Whoever is told `dumped` reads the image while nobody runs: load beforehand what that needs.
             threading.Thread(target=self._load, name="load", daemon=True).start()
-        with calls.Guarded(journal, request.timeout_s) as guarded, Script(journal.verdict_path) as script:
+        kept = freezer if journal.verdict_path else None
+        with (
+            calls.Guarded(journal, request.timeout_s) as guarded,
+            Script(journal.verdict_path, kept) as script,
+        ):
             if made:
                 request.image_path.mkdir(mode=0o700)
             Path(journal.config_path).write_text(config.dump_config(script.path, watched=outlook.watched))

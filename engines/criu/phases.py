@@ -14,6 +14,8 @@ import os
 import shlex
 from dataclasses import dataclass
 
+from engines.criu.cgroups import Freezer
+
 _MFD_EXEC = 0x10
 _ACTIONS = ("pre-dump", "network-lock", "post-dump", "pre-restore", "setup-namespaces", "post-restore")
 
@@ -25,15 +27,19 @@ case "$CRTOOLS_SCRIPT_ACTION" in
 *) exit 0 ;;
 esac
 echo "$CRTOOLS_SCRIPT_ACTION $$ $PPID ${{CRTOOLS_INIT_PID:-0}}" >/proc/{pid}/fd/{ask} || exit 1
+go_on() {{
+    [ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || {thaw}
+    exit 0
+}}
 if read -r answer </proc/{pid}/fd/{answer}; then
-    [ "$answer" = yes ]
-    exit
+    [ "$answer" != yes ] || go_on
+    exit 1
 fi
 while :; do
     word=
     read -r word <{verdict}
     case "$word" in
-    commit) exit 0 ;;
+    commit) go_on ;;
     "" | abort) exit 1 ;;
     esac
     sleep 0.1
@@ -54,10 +60,12 @@ class Stage:
 class Script:
     """The action script of one call. A context manager; `path` is what CRIU is told to run.
 
-    verdict_path: see `engines.api.CheckpointRequest`, "" for none.
+    verdict_path: see `engines.api.CheckpointRequest`, "" for none. freezer: of a source that the engine keeps
+    frozen while a verdict is open; thawed at the last moment at which CRIU lives, since frozen tasks would
+    not die.
     """
 
-    def __init__(self, verdict_path: str = "") -> None:
+    def __init__(self, verdict_path: str = "", freezer: Freezer | None = None) -> None:
         self._ask_read, self._ask_write = os.pipe()
         self._answer_read, self._answer_write = os.pipe()
         os.set_blocking(self._ask_read, False)
@@ -67,6 +75,7 @@ class Script:
             ask=self._ask_write,
             answer=self._answer_read,
             verdict=shlex.quote(verdict_path or os.devnull),
+            thaw=f"echo {freezer.thawed} >{shlex.quote(str(freezer.control))}" if freezer else ":",
         )
         # Reopened for reading only: the kernel does not execute what somebody may still write.
         writable = _memory_file()

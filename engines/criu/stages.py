@@ -53,6 +53,9 @@ class DumpStages:
             self._frozen()
         elif stage.action == "post-dump":
             self._frozen()
+            if self._journal.verdict_path and self._freezer:
+                # If CRIU dies while it waits here its tasks must not run: their image may, elsewhere.
+                self._freezer.freeze(timeout_s=_FREEZE_S)
             self._dumped()
 
     def _freeze(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,6 +34,13 @@ pytestmark = pytest.mark.engine
 def place(tmp_path: Path) -> Iterator[CriuLab]:
     with lab(tmp_path) as inner:
         yield CriuLab(inner)
+
+
+def _has_open(pid: int, inode: int) -> bool:
+    """Whether a process has a file open."""
+    with contextlib.suppress(OSError):
+        return any(entry.stat().st_ino == inode for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 class Moving:
@@ -80,6 +88,15 @@ class Moving:
         process.kill()
         process.wait()
         until(lambda: not self.guardians(), what="the guardian ends")
+
+    def kill_criu(self) -> list[int]:
+        """Kill CRIU of the dump, and nobody else; its processes."""
+        with Path(self.state, "work", "dump.log").open() as log:
+            inode = os.fstat(log.fileno()).st_ino
+        found = [pid for pid, _ in processes_with("criu") if _has_open(pid, inode)]
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        return found
 
     def guardians(self) -> list[int]:
         return [pid for pid, line in processes_with(self.state) if "guardian.py" in line]
@@ -215,3 +232,32 @@ def test_a_veto_waits_for_the_verdict(place: CriuLab) -> None:
     moving.decide("abort")
     engine.undo(moving.id)
     moving.runs_on()
+
+
+@pytest.mark.parametrize("decision", ["abort", "commit"])
+def test_criu_alone_dies_while_the_verdict_is_open(place: CriuLab, decision: str) -> None:
+    """The tasks that it had stopped must not run on: the image may be running somewhere else soon."""
+    moving = Moving(place)
+
+    def undecided(phase: str, info: PhaseInfo) -> None:
+        if phase != "dumped":
+            return
+        moving.decide("hold")
+        killed = moving.kill_criu()
+        assert killed
+        until(lambda: not any(start_time(pid) for pid in killed), what="CRIU is gone")
+        before = place.progress(moving.id)
+        time.sleep(0.5)
+        assert place.progress(moving.id) == before
+        moving.decide(decision)
+        if decision == "abort":
+            raise InterruptedError
+
+    request = replace(moving.request(), on_phase=undecided)
+    if decision == "abort":
+        with pytest.raises(InterruptedError):
+            place.engine(moving.id).checkpoint(request)
+        moving.runs_on()
+    else:
+        place.engine(moving.id).checkpoint(request)
+        moving.has_moved()
