@@ -71,7 +71,18 @@ class Set(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set"
     before: str
 
 
-Step = Created | Shaped | Plugged | Routed | Proxied | Set
+class Leased(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="leased"):
+    """An address of a host-local network is about to become `owner`'s; before: whose it was, if anybody's."""
+
+    network: str
+    data_dir: str
+    ip: str
+    owner: str
+    ifname: str
+    before: str | None
+
+
+Step = Created | Shaped | Plugged | Routed | Proxied | Set | Leased
 
 
 class Journal:

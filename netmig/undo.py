@@ -8,7 +8,8 @@ from pathlib import Path
 from netmig import messages, rtnl
 from netmig.errors import NetworkError
 from netmig.identity import NTF_PROXY, NUD_PERMANENT, Neighbour, Route
-from netmig.journal import Created, Journal, Plugged, Proxied, Routed, Set, Shaped, Step
+from netmig.journal import Created, Journal, Leased, Plugged, Proxied, Routed, Set, Shaped, Step
+from netmig.lease import AddressTaken, HostLocal, Owner
 from netmig.ns import Netns
 from netmig.places import Place, open_place
 from netmig.shape import go_back, plug
@@ -54,6 +55,9 @@ def _undo(step: Step) -> None:
     if isinstance(step, Created):
         Netns(Path(step.path), -1).remove()
         return
+    if isinstance(step, Leased):
+        _give_back(step)
+        return
     with contextlib.ExitStack() as stack:
         host = _opened(stack, step.host)
         if host is None:
@@ -72,6 +76,21 @@ def _undo(step: Step) -> None:
             case Set():
                 with contextlib.suppress(NetworkError):  # the interface may be gone
                     host.set_sysctl(step.name, step.before)
+
+
+def _give_back(step: Leased) -> None:
+    """Let an address be whose it was; somebody else who has got it meanwhile keeps it."""
+    store = HostLocal(step.network, Path(step.data_dir))
+    ours = Owner(container_id=step.owner, ifname=step.ifname)
+    if step.before is None:
+        store.release(step.ip, ours)
+        return
+    theirs = Owner(container_id=step.before, ifname=step.ifname)
+    with contextlib.suppress(AddressTaken):
+        if store.owner(step.ip) is None:  # the plugin has freed it with the pod
+            store.reserve(step.ip, theirs)
+        else:
+            store.hand_over(step.ip, ours, theirs)
 
 
 def _opened(stack: contextlib.ExitStack, place: Place) -> Netns | None:

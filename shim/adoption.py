@@ -26,7 +26,7 @@ from shim.errors import AdmissionRefused, NotUndone
 from shim.identity import HOST, use_nft
 
 if TYPE_CHECKING:
-    from netmig.apply import Applied
+    from netmig.journal import Journal, Leased
 
 _RULE = "network.adopted"
 
@@ -90,9 +90,8 @@ class Adoption:
         self._peers = peers
         self._what = what
         self._stack = contextlib.ExitStack()
-        self._leased: list[tuple[HostLocal, str, Owner, Owner | None]] = []
         self._held: list[str] = []
-        self._applied: Applied | None = None
+        self._journal: Journal | None = None
         self._findings: tuple[Finding, ...] = ()
 
     def __enter__(self) -> Self:
@@ -102,7 +101,7 @@ class Adoption:
             self._netns = self._stack.enter_context(Netns.open(self._path))
             self._host = self._stack.enter_context(Netns.open(HOST))
             self._check()
-            self._lease()
+            self._lease(self._begin())
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, NetworkError):
@@ -139,7 +138,17 @@ class Adoption:
             ),
         )
 
-    def _lease(self) -> None:
+    def _begin(self) -> Journal:
+        from netmig.journal import Journal
+
+        path = journal_path(self._network_path, self._owner)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        journal = Journal(path)
+        self._journal = journal
+        self._stack.callback(journal.close)
+        return journal
+
+    def _lease(self, journal: Journal) -> None:
         """So that the plugin gives the addresses to nobody else; it frees them with the pod's own."""
         plugins = leases.plugins_of(self._path)
         missing: list[str] = []
@@ -150,12 +159,13 @@ class Adoption:
             store, owner = plugins[address.ifname]
             asleep = Owner(container_id=leases.owner_id(self._digest), ifname=address.ifname)
             had = store.owner(address.ip)
+            if had == owner:
+                continue
+            journal.record(_leased(store, address.ip, owner, asleep if had == asleep else None))
             if had == asleep:
                 store.hand_over(address.ip, asleep, owner)
-            elif had != owner:
+            else:
                 store.reserve(address.ip, owner)
-            if had != owner:
-                self._leased.append((store, address.ip, owner, had))
         if missing:
             self._findings += (
                 Finding(
@@ -174,23 +184,18 @@ class Adoption:
         """
         from netmig.apply import apply, plug
         from netmig.claim import Announcer
-        from netmig.journal import Journal
 
-        path = journal_path(self._network_path, self._owner)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             for table in filter(None, (self._ours, self._theirs)):
                 records = hold_directory(self._network_path)
                 hold.lock(self._netns, table, records=records, owner=self._owner)
                 self._held.append(table)
-            journal = Journal(path)
-            self._stack.callback(journal.close)
-            self._applied = apply(self._identity, self._netns, self._host, adopt=True, journal=journal)
-            plug(self._applied, self._host)
+            applied = apply(self._identity, self._netns, self._host, adopt=True, journal=self._journal)
+            plug(applied, self._host)
             with Announcer(self._netns, global_addresses(self._identity)) as announcer:
                 announcer.send()
             return self._findings + tuple(
-                Finding(rule=_RULE, severity="warn", message=one) for one in self._applied.warnings
+                Finding(rule=_RULE, severity="warn", message=one) for one in applied.warnings
             )
         except NetworkError as error:
             raise self._refused(str(error)) from error
@@ -206,8 +211,8 @@ class Adoption:
         """The container is there: nothing is to be undone any more. Raises ShimError."""
         try:
             self._unlock(*self._held)
-            if self._applied is not None:
-                self._applied.commit()
+            if self._journal is not None:
+                self._journal.forget()
         except NetworkError as error:
             raise self._refused(str(error)) from error
 
@@ -216,10 +221,11 @@ class Adoption:
     ) -> None:
         try:
             if error is not None:
-                if self._applied is not None:
-                    self._applied.undo()
+                if self._journal is not None:
+                    from netmig.undo import undo_steps
+
+                    undo_steps(self._journal)
                 self._unlock(*self._held)
-                self._release()
         except NetworkError as worse:
             raise NotUndone(f"{error}; and {worse}") from error
         finally:
@@ -230,17 +236,23 @@ class Adoption:
             hold.unlock(self._netns, table, records=hold_directory(self._network_path))
             self._held.remove(table)
 
-    def _release(self) -> None:
-        for store, ip, owner, had in self._leased:
-            if had is None:
-                store.release(ip, owner)
-            else:
-                store.hand_over(ip, owner, had)
-
     def _refused(self, cause: str) -> AdmissionRefused:
         return AdmissionRefused(
             f"could not restore image '{self._what}' with its network: {cause}; or use network: new"
         )
+
+
+def _leased(store: HostLocal, ip: str, owner: Owner, before: Owner | None) -> Leased:
+    from netmig.journal import Leased
+
+    return Leased(
+        network=store.path.name,
+        data_dir=str(store.path.parent),
+        ip=ip,
+        owner=owner.container_id,
+        ifname=owner.ifname,
+        before=before.container_id if before else None,
+    )
 
 
 def _listed(addresses: list[str] | set[str]) -> str:

@@ -15,6 +15,8 @@ import pytest
 from netmig import hold, nft
 from netmig.capture import capture
 from netmig.identity import Identity, diff, encode
+from netmig.lease import HostLocal, Owner
+from shim.leases import owner_id
 from tests.support.containers import CHECKOUT, SEARCH_PATH, tool
 from tests.support.segment import Segment, segment
 
@@ -28,6 +30,8 @@ from netmig import apply, claim, hold
 from shim.adoption import Adoption, clear
 from shim.errors import ShimError
 from shim.identity import read
+from netmig.lease import HostLocal, Owner
+from shim import leases
 
 last, image, netns, net, directory, search = sys.argv[1:]
 if last == "clear":
@@ -46,6 +50,11 @@ def dying(module, name, step):
         return done
     setattr(module, name, wrapped)
 
+pods = HostLocal("pods", Path(net).parent / "networks")
+if pods.path.exists():
+    leases.plugins_of = lambda path: {"eth0": (pods, Owner(container_id="sandbox"))}
+dying(HostLocal, "reserve", "lease")
+dying(HostLocal, "hand_over", "lease")
 dying(hold, "lock", "lock")
 dying(apply, "apply", "apply")
 dying(apply, "plug", "plug")
@@ -149,6 +158,56 @@ def test_a_call_that_was_killed_is_taken_back(place: Place, last: str) -> None:
         ended = place.run("clear")
         assert ended.returncode == 0, ended.stderr
         as_before(place)
+
+
+@pytest.mark.parametrize("last", ["lease", "enter", "lock", "apply", "take", "open", "fail"])
+def test_leases_are_given_back(place: Place, last: str) -> None:
+    """One address waited for the image, the other one was nobody's."""
+    store = asleep(place)
+    before = owners(store)
+    ended = place.run(last)
+    assert ended.returncode == (1 if last == "fail" else -signal.SIGKILL), ended.stderr
+    if last != "fail":
+        assert owners(store) != before
+    for _ in range(2):
+        recover(place)
+        assert owners(store) == before
+        as_before(place)
+
+
+def test_the_leases_of_a_pod_that_woke_up_are_its_own(place: Place) -> None:
+    store = asleep(place)
+    assert place.run("done").returncode == -signal.SIGKILL
+    recover(place)
+    assert owners(store) == {"10.77.0.10": "sandbox", "fd77::a": "sandbox"}
+
+
+def test_a_lease_that_the_plugin_freed_meanwhile_waits_again(place: Place) -> None:
+    store = asleep(place)
+    before = owners(store)
+    assert place.run("take").returncode == -signal.SIGKILL
+    for ip in owners(store):
+        store.release(ip, Owner(container_id="sandbox"))
+    store.reserve("fd77::a", Owner(container_id="somebody"))
+    recover(place)
+    assert owners(store) == {**before, "fd77::a": "somebody"}
+    assert place.left() == []
+
+
+def asleep(place: Place) -> HostLocal:
+    """Leases of a network on this node: one of the image's addresses is kept for it."""
+    store = HostLocal("pods", place.path / "networks")
+    store.reserve("10.77.0.10", Owner(container_id=owner_id("sha256:00")))
+    return store
+
+
+def recover(place: Place) -> None:
+    ended = place.run("clear")
+    assert ended.returncode == 0, ended.stderr
+
+
+def owners(store: HostLocal) -> dict[str, str]:
+    return {lease.ip: lease.owner.container_id for lease in store.leases()}
 
 
 def test_what_was_done_stays_done(place: Place) -> None:
