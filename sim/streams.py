@@ -17,11 +17,11 @@ class Streams:
     """The streams of one replication."""
 
     def __init__(self, seed: int, replication: int) -> None:
-        self._seed, self._replication = seed, replication
+        self._seed, self.replication = seed, replication
 
     def make(self, name: str, source: int = 0) -> np.random.Generator:
         """A new generator at the beginning of a stream. `source`: which of several users of one purpose."""
-        key = (NAMES.index(name), self._replication, source)
+        key = (NAMES.index(name), self.replication, source)
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=key)))
 
     @cached_property
