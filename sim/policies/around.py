@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sim.errors import SimError
-from sim.policies.base import Action, Event, Policy, State
+from sim.policies.base import Action, Event, EventKind, Policy, State
 from sim.policies.interval import Daly, Periodic
 
 
 class Around:
-    """Does what `base` does, and more. `interval_s` without a base: periodic; neither: Daly's higher order."""
+    """Does what `base` does, and more. `interval_s` without a base: periodic; neither: Daly's higher one."""
 
     name: str
 
@@ -18,6 +18,11 @@ class Around:
                 f"could not make policy '{self.name}': it has both a base and an interval; give one of them"
             )
         self._base: Policy = base or (Daly() if interval_s is None else Periodic(interval_s))
+
+    @property
+    def ignores(self) -> frozenset[EventKind]:
+        """What the base ignores of checkpoints: nothing is added on them."""
+        return getattr(self._base, "ignores", frozenset[EventKind]())
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         return [*self._base.on_event(state, event), *self._more(state, event)]

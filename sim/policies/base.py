@@ -23,8 +23,9 @@ to run. preempt: a job of higher priority wants the machines. arrival: a request
 idle: a replica has had nothing to do for `idle_s`. resume: a session whose cache is not in memory goes on.
 """
 
-Cause = Literal["", "node", "group", "maintenance", "spot"]
-"""Of a failure: one node, or several with what they share. Of a notice: maintenance, or a spot machine."""
+Cause = Literal["", "process", "node", "group", "maintenance", "spot"]
+"""Of a failure: only what runs on a node, the node, or several with what they share. Of a
+notice: maintenance, or a spot machine."""
 
 Place = Literal["none", "spot", "on-demand"]
 
@@ -291,8 +292,16 @@ Action = (
 )  # fmt: skip
 
 
+EACH_CHECKPOINT: frozenset[EventKind] = frozenset({"checkpoint", "persisted"})
+"""What a policy ignores that decides without looking at each checkpoint."""
+
+
 class Policy(Protocol):
-    """Decides. `name` is what studies and reports call it."""
+    """Decides. `name` is what studies and reports call it.
+
+    A policy may have `ignores`, a set of kinds of events on which it does nothing and learns nothing. The
+    simulator then does not make them: it counts checkpoints instead of playing them one by one.
+    """
 
     @property
     def name(self) -> str: ...
