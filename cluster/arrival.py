@@ -94,14 +94,14 @@ class Arriving:
             if here.status(wanted.engine, here.config.root, wanted.container_id):
                 raise ShimError(f"it has a container '{wanted.container_id}' already; delete that one")
             spec = arriving._spec(json.loads(wanted.spec))
-            warnings = arriving._judge(spec, wanted)
             arriving._make_bundle(spec)
         except BaseException:
             record.remove()
             raise
         try:
             here.lease(arriving.identity, wanted.owner)
-            warnings += wiring.make(arriving.identity, arriving.netns_path)
+            warnings = wiring.make(arriving.identity, arriving.netns_path)
+            warnings += arriving._judge(spec, wanted)  # which looks at the namespace, too
         except BaseException:
             arriving.undo()
             raise

@@ -215,7 +215,8 @@ class _Session:
         record = Record(self.here.config.arrivals, migration)
         if not record.exists():
             return "unknown"
-        with record.locked() as ours:
+        # The agent looks at its records every now and then. An operator's wish must be heard all the same.
+        with record.locked(wait=record.read(STANDING) == "prepared") as ours:
             standing = record.read(STANDING)
             half = standing in ("", "reserved", "preparing")
             if standing == "prepared":  # it asks, so it has not decided: an operator's wish can be followed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.channel import SILENCE_S
+from cluster.records import Record
 from tests.migrate.pair import Pair, Pairs, whole
 from tests.migrate.scenes import Fault, settled
 from tests.netlab.traffic import Client, both_ways
@@ -53,8 +55,14 @@ class Doubt:
         until(lambda: self.place.runs_on(0.1) == node, timeout_s=20, what=f"it runs on {node}")
 
     def end(self, *where: str) -> None:
-        """The link comes back: one copy, at one of these, and the client has lost nothing."""
-        self.place.lab.heal(self.place.agents[1].node)
+        """The link comes back: one copy, at one of these, and the client has lost nothing.
+
+        The target's agent may just be looking at its record when the source asks.
+        """
+        record = Record(self.place.agents[1].state_path / "arrivals", self.row["migration"])
+        with record.locked(wait=True) if record.exists() else contextlib.nullcontext():
+            self.place.lab.heal(self.place.agents[1].node)
+            time.sleep(1.0)
         took_s = self.fault.healed()
         said = self.fault.end()
         found = settled(self.place, self.fault)
