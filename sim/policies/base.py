@@ -20,7 +20,7 @@ start: work begins. checkpoint: one was taken, its stall is over. persisted: it 
 work stopped. repaired: a machine is whole again. restart: work goes on after a failure. notice: a machine
 will be taken (`cause`) in `lead_s`. prediction: one is said to fail in `lead_s`. tick: time to choose where
 to run. preempt: a job of higher priority wants the machines. arrival: a request came and no replica is free.
-idle: a replica has had nothing to do for `idle_s`. resume: a session whose cache is not in memory goes on.
+idle: a replica has nothing to do any more. resume: a session whose cache is not in memory goes on.
 """
 
 Cause = Literal["", "process", "node", "group", "maintenance", "spot"]
@@ -42,7 +42,6 @@ class Event:
         lead_s: how long until what a notice or a prediction tells of.
         replica: of a failure: whether a machine that still runs holds the whole state of the job as it was
             when work stopped (data-parallel replicas do).
-        idle_s: of the kind `idle`: for how long.
         tokens: of the kind `resume`: how long the session's cache is.
 
     """
@@ -53,7 +52,6 @@ class Event:
     cause: Cause = ""
     lead_s: float = 0.0
     replica: bool = False
-    idle_s: float = 0.0
     tokens: int = 0
 
 
@@ -89,7 +87,8 @@ class Service:
         running: replicas that serve or are ready to.
         starting: replicas on their way.
         waiting: requests that no replica serves.
-        most: replicas that the cluster has room for.
+        least: replicas that are there whatever happens.
+        most: replicas that there is room for.
         warm_s: a start from a checkpoint, None if there is none to start from.
         cold_s: a start from nothing.
 
@@ -98,6 +97,7 @@ class Service:
     running: int = 0
     starting: int = 0
     waiting: int = 0
+    least: int = 0
     most: int = 1
     warm_s: float | None = None
     cold_s: float = 0.0
@@ -258,7 +258,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the replica that the event is of."""
+    """Stop the replica that the event is of if it has still nothing to do after that time."""
+
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

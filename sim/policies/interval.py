@@ -56,7 +56,8 @@ class _Formula(ABC):
             raise SimError(
                 f"could not use policy '{self.name}': {lacking} is not known; give it, or use 'adaptive'"
             )
-        return [SetInterval(self._interval_s(state.stall_s, state.mtbf_s, state.restart_s))]
+        stall_s = max(state.stall_s, _LEAST_STALL_S)
+        return [SetInterval(self._interval_s(stall_s, state.mtbf_s, state.restart_s))]
 
 
 class Young(_Formula):

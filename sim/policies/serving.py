@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sim.policies.around import above_0, known
+from sim.policies.around import above_0
 from sim.policies.base import Action, Event, Preempt, Recompute, RestoreCache, Start, State, Stop
 
 
@@ -38,10 +38,11 @@ class _Autoscaling:
         if service is None:
             return []
         if event.kind == "idle":
-            return [Stop()] if event.idle_s >= self._idle_s else []
-        if event.kind != "arrival":
+            return [Stop(self._idle_s)]
+        if event.kind not in ("arrival", "failure", "repaired"):
             return []
-        wanted = -(-service.waiting // self._per_replica) - service.starting
+        for_least = service.least - service.running - service.starting
+        wanted = max(-(-service.waiting // self._per_replica) - service.starting, for_least)
         room = service.most - service.running - service.starting
         count = min(wanted, room)
         return [Start(self._how(state), count)] if count > 0 else []
@@ -65,41 +66,42 @@ class WarmStart(_Autoscaling):
         return "cold" if state.service is None or state.service.warm_s is None else "warm"
 
 
-class CacheRestore:
-    """Loads the KV cache of a session that goes on, wherever it was kept."""
+class CacheRestore(WarmStart):
+    """Loads the KV cache of a session that goes on, wherever it was kept; replicas as with a warm start."""
 
     name = "kv-restore"
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        if event.kind != "resume":
-            return []
-        return [Recompute()] if state.cache_restore_s is None else [RestoreCache()]
+        if event.kind == "resume":
+            return [Recompute()] if state.cache_restore_s is None else [RestoreCache()]
+        return super().on_event(state, event)
 
 
-class CacheRecompute:
-    """Computes the KV cache of a session that goes on anew."""
+class CacheRecompute(WarmStart):
+    """Computes the KV cache of a session that goes on anew; replicas as with a warm start."""
 
     name = "kv-recompute"
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        return [Recompute()] if event.kind == "resume" else []
+        return [Recompute()] if event.kind == "resume" else super().on_event(state, event)
 
 
-class CacheCheaper:
-    """Loads or computes a KV cache, whichever is faster for that many tokens.
+class CacheCheaper(WarmStart):
+    """Loads or computes a KV cache, whichever is faster for that many tokens; replicas as with a warm start.
 
     Loading takes `cache_restore_s` a token and `overhead_s` each time; computing `cache_compute_s` a token.
     """
 
     name = "kv-cheaper"
 
-    def __init__(self, overhead_s: float = 0.0) -> None:
+    def __init__(self, overhead_s: float = 0.0, per_replica: int = 8, idle_s: float = 300.0) -> None:
+        super().__init__(per_replica, idle_s)
         self._overhead_s = overhead_s
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         if event.kind != "resume":
-            return []
+            return super().on_event(state, event)
         if state.cache_restore_s is None:
             return [Recompute()]
-        restore_s = self._overhead_s + event.tokens * known(self.name, "a cache", state.cache_restore_s)
+        restore_s = self._overhead_s + event.tokens * state.cache_restore_s
         return [RestoreCache() if restore_s < event.tokens * state.cache_compute_s else Recompute()]

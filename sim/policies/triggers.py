@@ -25,11 +25,16 @@ from sim.policies.interval import Never
 
 Trigger = Literal["maintenance", "spot", "prediction"]
 
+_ROOM, _CLOCK_S = 0.1, 1.0
+"""Begun earlier than a stall ahead by this share of it and this time: none takes exactly what is expected."""
+
 
 def _last_moment(state: State, lead_s: float) -> list[Action]:
-    """A checkpoint that ends as the machine goes; none where there is too little time for one."""
+    """A checkpoint that ends just before the machine goes; none where there is too little time for one."""
     stall_s = state.stall_s or 0.0
-    return [Checkpoint(delay_s=lead_s - stall_s)] if stall_s <= lead_s else []
+    if stall_s > lead_s:
+        return []
+    return [Checkpoint(delay_s=max(0.0, lead_s - stall_s - _ROOM * stall_s - _CLOCK_S))]
 
 
 def _triggered(event: Event, on: Sequence[str]) -> bool:
