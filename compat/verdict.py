@@ -97,8 +97,12 @@ def explain(name: str) -> tuple[Rule, ...]:
 
 
 def judge_files(needs: Needs, spec: Mapping[str, Any], rootfs_path: Path) -> tuple[Finding, ...]:
-    """Look at every open file, after the image's changes were applied to the root file system.
+    """Look at every open file and every mount's place, after the image's changes were applied to the root
+    file system.
 
-    rootfs_path: the new container's. Cheap: one stat for each file, three small reads for each library.
+    rootfs_path: the new container's. Cheap: one stat for each, three small reads for each library.
     """
-    return tuple(files.files(needs, spec, rootfs_path, complete=True))
+    return (
+        *files.files(needs, spec, rootfs_path, complete=True),
+        *files.places(needs, spec, rootfs_path, complete=True),
+    )

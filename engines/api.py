@@ -240,16 +240,33 @@ class MountNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileNeed:
-    """A regular file that a task has open or mapped: it must be the same file at restore.
+    """A file or directory that tasks hold and the image does not bring: it must be the same at restore.
 
     size_bytes: -1 where the engine did not record it; mode: permission bits, -1 likewise;
-    build_id: hex of the ELF build id, empty if none or not told.
+    build_id: hex of the ELF build id, empty if none or not told. kind: "any" where the engine does not tell.
+    use: what tasks have it for: "open" means open or mapped, "socket" that a unix socket is bound in it.
     """
 
     path: str  # inside the container
     size_bytes: int
     mode: int
     build_id: str = ""
+    kind: Literal["file", "directory", "fifo", "any"] = "file"
+    use: Literal["open", "working-directory", "watched", "socket"] = "open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockNeed:
+    """A lock that a task holds on a file and will take again. kind: "flock", or "range" for those of fcntl.
+
+    first, last: bytes of the file, inclusive; last None for all that follow.
+    """
+
+    path: str  # inside the container
+    kind: Literal["flock", "range"]
+    exclusive: bool
+    first: int = 0
+    last: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +339,7 @@ class Needs:
     gid_map: tuple[IdMapping, ...] = ()
     mounts: tuple[MountNeed, ...] = ()
     files: tuple[FileNeed, ...] = ()
+    locks: tuple[LockNeed, ...] = ()
     devices: tuple[DeviceNeed, ...] = ()
     sockets: tuple[SocketNeed, ...] = ()
     terminal: bool = False

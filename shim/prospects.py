@@ -66,7 +66,7 @@ def origin(
     return Origin(
         engine_version=host.tools.get("criu", "") if host else "",
         # Of a pod's image only the container that was asked to sleep has its specification there.
-        dump_spec=_dump_spec(image, spec) if spec is not None and type(image) is Image else None,
+        dump_spec=_dump_spec(image, spec) if type(image) is Image else None,
         rootfs_bytes=diff.size_bytes if diff else 0,
         image_ref=manifest.source.image_ref,
         leave_running=manifest.leave_running,
@@ -80,7 +80,7 @@ def image_ref(spec: Mapping[str, Any]) -> str:
     return identify(spec.get("annotations") or {}).image_ref
 
 
-def _dump_spec(image: Image, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+def _dump_spec(image: Image, spec: Mapping[str, Any] | None) -> dict[str, Any] | None:
     try:
         found: Any = json.loads(read_plain(image.path, layout.SPEC_DUMP, MAX_DOCUMENT_BYTES))
     except FileNotFoundError:
@@ -92,6 +92,8 @@ def _dump_spec(image: Image, spec: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         return None
     dumped: dict[str, Any] = found  # pyright: ignore[reportUnknownVariableType]
+    if spec is None:
+        return dumped
     # The rule against io_uring only takes away, and is no edit of anybody's.
     recorded = image.manifest.security.seccomp_digest
     if recorded == seccomp_digest(part(part(without_io_uring(spec), "linux"), "seccomp")):

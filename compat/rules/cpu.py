@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from compat.rules.case import Case, finding, rule
+from compat.rules.case import Case, finding, part, rule
 from engines.api import Finding
 
 # glibc picks implementations by these at start-up, so a process that never mentions them jumps into them.
@@ -15,6 +15,10 @@ _PICKED = (
 )
 PICKED_BY_GLIBC = frozenset(_PICKED.split())
 _TUNABLES: Mapping[str, str] = {"abm": "LZCNT"}  # where glibc's name differs from the kernel's
+# glibc uses these only together with all of the latter, and its tunables know no names for them.
+_SUBORDINATE = frozenset({"avx512cd", "avx512vbmi", "avx512_vbmi2"})
+_AVX512 = frozenset({"avx512f", "avx512vl", "avx512bw"})
+_TUNABLE = "glibc.cpu.hwcaps"
 # Programs that use these have asked the processor themselves. Flags in neither set (`erms`, `pcid`) make
 # things faster or safer, and no instruction depends on them.
 _ASKED = (
@@ -91,10 +95,11 @@ def state(case: Case) -> Iterator[Finding]:
 @rule("cpu.features", about="node", source="glibc's cpu_features; field reports of exit 132 after a restore")
 def features(case: Case) -> Iterator[Finding]:
     """What the dump's processor had and this one lacks: the restore succeeds, the process dies later of an
-    illegal instruction. Flags that the C library picks implementations by refuse, instructions that programs
-    ask for themselves warn, flags that make things only faster or safer (erms, pcid) do not count. Start the
-    program with GLIBC_TUNABLES before the checkpoint, restore where the features are, or overrule it
-    in config.toml if the programs are built portable.
+    illegal instruction. Flags that the C library picks implementations by refuse, unless the container was
+    started with GLIBC_TUNABLES that switch them off; instructions that programs ask for themselves warn,
+    flags that make things only faster or safer (erms, pcid) do not count. Start the program with
+    GLIBC_TUNABLES before the checkpoint, restore where the features are, or overrule it in config.toml if the
+    programs are built portable.
     """
     had = _had(case)
     if had is None:
@@ -122,14 +127,14 @@ def features(case: Case) -> Iterator[Finding]:
             "restore on a node that has them",
         )
         return
-    if fatal := sorted(lacking & PICKED_BY_GLIBC):
+    if fatal := sorted((lacking & PICKED_BY_GLIBC) - _switched_off(case)):
         yield finding(
             "cpu.features",
             "refuse",
             f"the processor of {case.where()} lacks {', '.join(fatal)}, which the C library uses where it "
             "finds them",
             "restore on a node that has them, or start the program that is to be checkpointed with "
-            f"GLIBC_TUNABLES=glibc.cpu.hwcaps={','.join(map(_switched_off, fatal))}",
+            f"GLIBC_TUNABLES={_TUNABLE}={','.join(_switches(fatal))}",
         )
     if possible := sorted(lacking & INSTRUCTIONS):
         yield finding(
@@ -140,8 +145,28 @@ def features(case: Case) -> Iterator[Finding]:
         )
 
 
-def _switched_off(flag: str) -> str:
-    return f"-{_TUNABLES.get(flag, flag.upper())}"
+def _switches(flags: list[str]) -> list[str]:
+    """How glibc is told to do without these."""
+    wanted = set(flags) - _SUBORDINATE
+    if not _SUBORDINATE.isdisjoint(flags):
+        wanted |= _AVX512
+    return [f"-{_TUNABLES.get(flag, flag.upper())}" for flag in sorted(wanted)]
+
+
+def _switched_off(case: Case) -> frozenset[str]:
+    """What the dumped container's programs were told not to use."""
+    process = part(case.origin.dump_spec or {}, "process")
+    values = [str(entry).removeprefix("GLIBC_TUNABLES=") for entry in process.get("env") or ()]
+    words = [
+        word
+        for value in values
+        for setting in value.split(":")
+        if setting.startswith(f"{_TUNABLE}=")
+        for word in setting.partition("=")[2].split(",")
+    ]
+    names = {name: flag for flag, name in _TUNABLES.items()}
+    off = {names.get(word[1:], word[1:].lower()) for word in words if word.startswith("-")}
+    return frozenset(off | _SUBORDINATE if off >= _AVX512 else off)
 
 
 @rule("cpu.xsave-size", about="node", source="CPUID leaf 0xD; signal frames are made of the kernel's size")

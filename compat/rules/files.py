@@ -1,17 +1,18 @@
-"""Open and mapped files, looked at on this node."""
+"""Files, places of mounts and locks, looked at on this node."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compat.elf import build_id
 from compat.rules.case import Case, finding, is_bind, rule, specified_mounts
-from engines.api import FileNeed, Finding, Needs
+from engines.api import FileNeed, Finding, LockNeed, Needs
+from engines.elf import build_id
 
 
 @rule(
@@ -21,60 +22,95 @@ from engines.api import FileNeed, Finding, Needs
 )
 def in_volumes(case: Case) -> Iterator[Finding]:
     """Files that tasks have open in what the spec binds in from elsewhere must be as they were. The root file
-    system's own are looked at when the image's changes are in it. Restore over the same volumes.
+    system's own are looked at when the image's changes are in it; gVisor's are not unpacked. Restore over the
+    same container image and volumes.
     """
-    return files(case.needs, case.new, case.rootfs_path, complete=False)
+    return files(case.needs, case.new, case.rootfs_path, complete=case.has_kernel)
 
 
 def files(
     needs: Needs, spec: Mapping[str, Any], rootfs_path: Path | None, *, complete: bool
 ) -> Iterator[Finding]:
-    """Open and mapped files must be there with the same size and mode: CRIU refuses anything else. Of
-    programs and libraries the build is compared too, which CRIU does not do: another one crashes later.
+    """What tasks have open or mapped must be there, of the same kind, size and mode: CRIU refuses anything
+    else. Of programs and libraries the build is compared too, which CRIU does not do: another one crashes
+    later. The same goes for working directories, for what is watched and for where unix sockets are bound.
 
     complete: the image's changes are already in the root file system; else only what the spec binds in from
     elsewhere can be looked at.
     """
-    specified = specified_mounts(spec, rootfs_path)
-    sources = {path: Path(str(entry.get("source"))) for path, entry in specified.items() if is_bind(entry)}
-    root = rootfs_path if complete else None
-    destinations = sorted({mount.destination for mount in needs.mounts}, key=len, reverse=True)
+    place = Places(needs, spec, rootfs_path, complete=complete)
     for need in needs.files:
-        base = next((path for path in destinations if _beneath(need.path, path)), "/")
-        source = sources.get(base) if base != "/" else root
-        if source is not None:
-            inside = need.path.removeprefix(base).lstrip("/")
-            yield from _same_file(need, source / inside if inside else source, content=complete)
+        path = place.of(need.path)
+        if path is not None:
+            yield from _same_file(need, path, content=complete)
+
+
+class Places:
+    """Where paths of an image lie on this node: in what the spec binds in, or in its root file system.
+
+    complete: see `files`.
+    """
+
+    def __init__(
+        self, needs: Needs, spec: Mapping[str, Any], rootfs_path: Path | None, *, complete: bool
+    ) -> None:
+        self.specified = specified_mounts(spec, rootfs_path)
+        self._sources = {
+            path: Path(str(entry.get("source"))) for path, entry in self.specified.items() if is_bind(entry)
+        }
+        self._root = rootfs_path if complete else None
+        self._tops = sorted({mount.destination for mount in needs.mounts}, key=len, reverse=True)
+
+    def of(self, path: str, *, proper: bool = False) -> Path | None:
+        """Where a path lies, None if the image brings it or nobody knows. proper: beneath another mount."""
+        tops = (top for top in self._tops if _beneath(path, top) and not (proper and path == top))
+        base = next(tops, "/")
+        source = self._sources.get(base) if base != "/" else self._root
+        inside = path.removeprefix(base).lstrip("/")
+        return source / inside if source and inside else source
 
 
 def _beneath(path: str, top: str) -> bool:
     return path == top or path.startswith(f"{top.rstrip('/')}/")
 
 
+_IS: Mapping[str, Callable[[int], bool]] = {
+    "file": stat.S_ISREG,
+    "directory": stat.S_ISDIR,
+    "fifo": stat.S_ISFIFO,
+    "any": lambda _: True,
+}
+_KINDS: Mapping[str, str] = {"file": "regular file", "directory": "directory", "fifo": "FIFO"}
+_USES: Mapping[str, str] = {
+    "open": "the image has '{}' open",
+    "working-directory": "tasks of the image work in '{}'",
+    "watched": "tasks of the image watch '{}'",
+    "socket": "the image has a unix socket in '{}'",
+}
+
+
 def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding]:
     remedy = "restore over the container image and the volumes of the dump"
+    use = _USES[need.use].format(need.path)
     try:
         found = path.lstat()
     except OSError as error:
-        yield finding(
-            "files.missing", "refuse", f"the image has '{need.path}' open: {error.strerror}", remedy
-        )
+        yield finding("files.missing", "refuse", f"{use}, and here it is not: {error.strerror}", remedy)
         return
-    if not stat.S_ISREG(found.st_mode):
-        yield finding("files.missing", "refuse", f"'{need.path}' is no regular file here", remedy)
+    if not _IS[need.kind](found.st_mode):
+        yield finding("files.missing", "refuse", f"{use}, and here it is no {_KINDS[need.kind]}", remedy)
     elif need.size_bytes not in {-1, found.st_size}:
         yield finding(
             "files.size",
             "refuse",
-            f"the image has '{need.path}' open with {need.size_bytes} bytes, here it has {found.st_size}",
+            f"{use} with {need.size_bytes} bytes, here it has {found.st_size}",
             remedy,
         )
     elif need.mode not in {-1, stat.S_IMODE(found.st_mode)}:
         yield finding(
             "files.mode",
             "refuse",
-            f"the image has '{need.path}' open with mode {need.mode:04o}, here it is "
-            f"{stat.S_IMODE(found.st_mode):04o}",
+            f"{use} with mode {need.mode:04o}, here it is {stat.S_IMODE(found.st_mode):04o}",
             remedy,
         )
     elif content and need.build_id and not _may_be_build(need.build_id, path):
@@ -96,3 +132,101 @@ def _may_be_build(wanted: str, path: Path) -> bool:
             os.close(descriptor)
         return not found or found == wanted
     return True
+
+
+# --- places of mounts ----------------------------------------------------------------------------------
+
+
+@rule("mounts.place", about="here", source="measured: mnt-v2: Can't stat mountpoint; runc makes only its own")
+def places_in_volumes(case: Case) -> Iterator[Finding]:
+    """A mount that the program itself has made, or that the runtime laid over a path, needs something to be
+    mounted on. (In the root file system that is looked at when the image's changes are in it.) Restore over
+    the same container image and volumes.
+    """
+    return places(case.needs, case.new, case.rootfs_path, complete=False)
+
+
+def places(
+    needs: Needs, spec: Mapping[str, Any], rootfs_path: Path | None, *, complete: bool
+) -> Iterator[Finding]:
+    """See `places_in_volumes`. The runtime makes the places of what the spec mounts."""
+    place = Places(needs, spec, rootfs_path, complete=complete)
+    for mount in needs.mounts:
+        if mount.destination == "/" or mount.destination in place.specified:
+            continue
+        path = place.of(mount.destination, proper=True)
+        if path is not None and not os.path.lexists(path):
+            yield finding(
+                "mounts.place",
+                "refuse",
+                f"the image has a {mount.fstype} mounted on '{mount.destination}', which is not there",
+                "restore over the container image and the volumes of the dump",
+            )
+
+
+# --- locks ---------------------------------------------------------------------------------------------
+
+
+@rule("files.locked", about="here", source="measured: CRIU waits for the lock until its deadline")
+def locked(case: Case) -> Iterator[Finding]:
+    """A lock that a task had on a file of a volume is taken again, and whoever has it meanwhile is waited
+    for. End the other one, or give the container a volume of its own.
+    """
+    if not case.needs.locks or case.has_kernel:
+        return
+    place = Places(case.needs, case.new, case.rootfs_path, complete=False)
+    held: list[_Held] | None = None
+    for need in case.needs.locks:
+        path = place.of(need.path)
+        if path is None:
+            continue
+        with contextlib.suppress(OSError):  # files.missing says so
+            status = path.stat()
+            held = _held() if held is None else held
+            number = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+            if other := next((lock for lock in held if lock.bars(need, number)), None):
+                yield finding(
+                    "files.locked",
+                    "refuse",
+                    f"the image has a lock on '{need.path}', which process {other.pid} has on this node",
+                    "end the other one, or give the container a volume of its own",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """A line of /proc/locks."""
+
+    kind: str
+    exclusive: bool
+    pid: str
+    file: str
+    first: int
+    last: int | None
+
+    def bars(self, need: LockNeed, file: str) -> bool:
+        """Whether nobody gets the other lock as long as there is this one."""
+        if self.file != file or self.kind != need.kind or not (self.exclusive or need.exclusive):
+            return False
+        before = need.last is not None and need.last < self.first
+        return not (before or (self.last is not None and self.last < need.first))
+
+
+def _held() -> list[_Held]:
+    """The locks of this node, leases left out. Raises OSError."""
+    found: list[_Held] = []
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()[1:]
+        kinds = {"FLOCK": "flock", "POSIX": "range", "OFDLCK": "range"}
+        if words[0] in kinds:  # one that only waits begins with an arrow
+            found.append(
+                _Held(
+                    kind=kinds[words[0]],
+                    exclusive=words[2] == "WRITE",
+                    pid=words[3],
+                    file=words[4],
+                    first=int(words[5]),
+                    last=None if words[6] == "EOF" else int(words[6]),
+                )
+            )
+    return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from compat.rules.case import (
     NODE_DEVICES,
@@ -72,6 +75,20 @@ def ipc_kind(case: Case) -> Iterator[Finding]:
         )
 
 
+@rule("spec.namespaces", about="here", source="measured: Requested network namespace ... does not exist")
+def joined(case: Case) -> Iterator[Finding]:
+    """A namespace that the new container is to join must be there. Make it first, or name another."""
+    for entry in part(case.new, "linux").get("namespaces") or ():
+        path = str(entry.get("path") or "")
+        if path and not os.path.lexists(path):
+            yield finding(
+                "spec.namespaces",
+                "refuse",
+                f"the new container is to join the {entry.get('type')} namespace {path}, which is not there",
+                "make it first, or name another",
+            )
+
+
 @rule(
     *("mounts.missing", "mounts.added", "mounts.kind"),
     about="spec",
@@ -96,7 +113,7 @@ def mounts(case: Case) -> Iterator[Finding]:
                 f"mount something on '{path}' in the new container",
             )
     for path, entry in specified.items():
-        if not is_bind(entry) or in_cgroup(path):
+        if in_cgroup(path):
             continue
         found = image.get(path)
         if found is None:
@@ -107,7 +124,7 @@ def mounts(case: Case) -> Iterator[Finding]:
                 "restored container would not see it",
                 "leave the mount out, or take the checkpoint of a container that has it",
             )
-        elif not found.external:
+        elif is_bind(entry) and not found.external:
             yield finding(
                 "mounts.kind",
                 "refuse",
@@ -141,3 +158,57 @@ def sources(case: Case) -> Iterator[Finding]:
             f"'{source}', which the new spec mounts on '{path}', {problem}",
             "make it again, of the kind that it was",
         )
+
+
+@rule("mounts.reach", about="here", source="measured: mnt-v2: Failed to open_tree: Permission denied")
+def reach(case: Case) -> Iterator[Finding]:
+    """CRIU opens what is to be mounted as the root of the new container's user namespace, unlike a runtime at
+    a start. Let that user enter all directories above it (chmod o+x, or an access list).
+    """
+    if case.has_kernel or case.needs.namespaces.get("user", "host") == "host":
+        return
+    linux = part(case.new, "linux")
+    users, groups = (_Ids(linux.get(key) or ()) for key in ("uidMappings", "gidMappings"))
+    sources = {
+        path: str(entry.get("source"))
+        for path, entry in specified_mounts(case.new, None).items()
+        if is_bind(entry)
+    }
+    if case.rootfs_path:
+        sources["/"] = str(case.rootfs_path)
+    for path, source in sources.items():
+        if shut := _shut(source, users, groups):
+            yield finding(
+                "mounts.reach",
+                "refuse",
+                f"'{source}', which is mounted on '{path}', lies in '{shut}', which user {users.root} of the "
+                "node, the root of the new container's user namespace, may not enter",
+                f"let it (chmod o+x '{shut}'), or give the container a volume elsewhere",
+            )
+
+
+class _Ids:
+    """A map of a user namespace. root: what its 0 is outside, None if it has none."""
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        self._spans = [(int(entry["hostID"]), int(entry["size"])) for entry in entries]
+        self.root = next((int(e["hostID"]) for e in entries if e["containerID"] == 0), None)
+
+    def __contains__(self, number: int) -> bool:
+        return any(first <= number < first + size for first, size in self._spans)
+
+
+def _shut(source: str, users: _Ids, groups: _Ids) -> str:
+    """The first directory above a path that the root of a user namespace may not enter, "" without one."""
+    for place in reversed(Path(os.path.realpath(source)).parents):
+        try:
+            found = place.stat()
+            listed = "system.posix_acl_access" in os.listxattr(place)
+        except OSError:
+            return ""  # mounts.source says so
+        mine, ours = found.st_uid == users.root, found.st_gid == groups.root
+        bit = stat.S_IXUSR if mine else stat.S_IXGRP if ours else stat.S_IXOTH
+        ruled = found.st_uid in users and found.st_gid in groups
+        if not (ruled or listed or found.st_mode & bit):
+            return str(place)
+    return ""

@@ -9,7 +9,7 @@ import stat
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +39,11 @@ _SOCK_RAW = 3
 # A fanotify group that reports file ids instead of handing out descriptors is open to everybody.
 _FAN_REPORT_IDS = 0x600
 _MAX_TMPFS_BYTES = 64 << 20
+_HELD: Mapping[int, Literal["file", "directory", "fifo"]] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "fifo",
+}
 # What the runtime itself binds into a container that may not make device nodes (user namespaces).
 _STANDARD: Mapping[str, tuple[int, int]] = {
     "/dev/null": (1, 3),
@@ -63,17 +68,18 @@ class Opened:
     privileged: tuple[PrivilegedNeed, ...]
 
 
-def read(reader: ImageReader, mounts: Iterable[Message]) -> Opened:
+def read(reader: ImageReader, mounts: Iterable[Message], homes: Collection[int] = ()) -> Opened:
     """Everything that the image's tasks have open.
 
-    mounts: entries of the image's mount tables. Raises ImageCorrupt.
+    mounts: entries of the image's mount tables. homes: numbers of the files that are somebody's working
+    directory. Raises ImageCorrupt.
     """
     entries = reader.read("files.img", "FILES")
     by_id = {int(mount.mnt_id): mount for mount in mounts}
     carried = _carried(reader)
     # A terminal has a regular file's entry too, for its path. Its kind stands in tty-info.img.
     of_terminals = {int(entry.tty.regf_id) for entry in entries if entry.HasField("tty")}
-    files: dict[str, FileNeed] = {}
+    files: dict[tuple[str, str], FileNeed] = {}
     nodes = _DeviceNodes(reader, by_id)
     devices: list[DeviceNeed] = []
     sockets: list[SocketNeed] = []
@@ -86,13 +92,17 @@ def read(reader: ImageReader, mounts: Iterable[Message]) -> Opened:
             kind = stat.S_IFMT(int(entry.reg.mode))
             if kind in (stat.S_IFCHR, stat.S_IFBLK) and int(entry.reg.id) not in of_terminals:
                 devices.append(nodes.need(entry.reg))
-            elif kind == stat.S_IFREG and int(entry.reg.id) not in carried and _on_disk(entry.reg, by_id):
-                need = _file(entry.reg)
-                files[need.path] = need
+            elif kind in _HELD and int(entry.reg.id) not in carried and _on_disk(entry.reg, by_id):
+                need = _file(entry.reg, at_home=int(entry.reg.id) in homes)
+                files[need.path, need.use] = need
         elif entry.HasField("isk"):
             sockets.append(_socket(entry.isk))
         elif entry.HasField("usk") and int(entry.usk.uflags) & (_USK_EXTERN | _USK_INHERIT):
             shared.append(f"a unix socket whose other end is outside the container ({_text(entry.usk.name)})")
+        elif entry.HasField("usk"):
+            files |= {(need.path, need.use): need for need in _bound(entry.usk)}
+        elif entry.HasField("ify") or entry.HasField("ffy"):
+            files |= {(need.path, need.use): need for need in _watched(entry)}
         elif entry.HasField("nsf"):
             namespaces.append(int(entry.nsf.ns_id))
         elif entry.HasField("tunf"):
@@ -141,14 +151,44 @@ def _path(reg: Message) -> str:
     return "/" + str(reg.name).lstrip("/")
 
 
-def _file(reg: Message) -> FileNeed:
+def _file(reg: Message, *, at_home: bool) -> FileNeed:
+    kind = _HELD[stat.S_IFMT(int(reg.mode))]
+    # A file that is only appended to may have grown: CRIU restores it all the same.
+    sized = kind == "file" and reg.HasField("size") and not int(reg.flags) & os.O_APPEND
     return FileNeed(
         path=_path(reg),
-        # A file that is only appended to may have grown: CRIU restores it all the same.
-        size_bytes=int(reg.size) if reg.HasField("size") and not int(reg.flags) & os.O_APPEND else -1,
+        size_bytes=int(reg.size) if sized else -1,
         mode=stat.S_IMODE(int(reg.mode)) if reg.HasField("mode") else -1,
         build_id=b"".join(struct.pack("<I", int(word) & 0xFFFFFFFF) for word in reg.build_id).hex(),
+        kind=kind,
+        use="working-directory" if at_home else "open",
     )
+
+
+def _bound(usk: Message) -> Iterator[FileNeed]:
+    """The directory that a unix socket is bound in; CRIU makes that of a deleted one itself."""
+    name = bytes(usk.name)
+    if name and not name.startswith(b"\0") and not usk.deleted:
+        path = os.path.normpath(os.path.join("/", str(usk.name_dir), os.fsdecode(name.rstrip(b"\0"))))  # noqa: PTH118
+        yield FileNeed(
+            path=os.path.dirname(path),  # noqa: PTH120
+            size_bytes=-1,
+            mode=-1,
+            kind="directory",
+            use="socket",
+        )
+
+
+def _watched(entry: Message) -> Iterator[FileNeed]:
+    """What inotify and fanotify watch, as far as CRIU found its name."""
+    if entry.HasField("ify"):
+        handles = [watch.f_handle for watch in entry.ify.wd]
+    else:
+        handles = [mark.ie.f_handle for mark in entry.ffy.mark if mark.HasField("ie")]
+    for handle in handles:
+        if handle.path:
+            path = "/" + str(handle.path).lstrip("/")
+            yield FileNeed(path=path, size_bytes=-1, mode=-1, kind="any", use="watched")
 
 
 # --- devices -------------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ _TYPES: Mapping[str, tuple[str, str]] = {
     "MM": ("mm_pb2", "mm_entry"),
     "FILES": ("fdinfo_pb2", "file_entry"),
     "FDINFO": ("fdinfo_pb2", "fdinfo_entry"),
+    "FS": ("fs_pb2", "fs_entry"),
+    "FILE_LOCKS": ("file_lock_pb2", "file_lock_entry"),
     "REMAP_FPATH": ("remap_file_path_pb2", "remap_file_path_entry"),
     "MNTS": ("mnt_pb2", "mnt_entry"),
     "NETNS": ("netdev_pb2", "netns_entry"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.api import IdMapping, ImageCorrupt, MountNeed, Needs, TaskNeeds
-from engines.criu import descriptors, processor
+from engines.criu import descriptors, locks, processor
 from engines.criu.images import ImageReader, Message
 from engines.criu.images import load_all as load_all
 from engines.criu.wire import table_of_run
@@ -81,12 +81,17 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
     memory_bytes, page_bytes, arch = 0, 0, ""
     mappings = processor.Mappings()
     state: set[str] = set()
+    homes: set[int] = set()
+    tables: dict[int, int] = {}
     for process in processes:
         core = reader.one(f"core-{process.pid}.img", "CORE")
         if int(core.tc.task_state) in (_TASK_DEAD, _TASK_ZOMBIE):
             continue  # runs nothing, holds nothing
         xsave = _xsave(core) if xsave is None else xsave
-        numbers = _namespaces_of(reader, process.pid, core)
+        ids = _ids(reader, process.pid, core)
+        tables[int(process.pid)] = int(ids.files_id)
+        homes |= _home(reader, process.pid)
+        numbers = {kind: int(getattr(ids, name)) for kind, name in _NAMESPACES.items()}
         init = init or numbers
         namespaces = {kind: 0 if number == host[kind] else number for kind, number in numbers.items()}
         rlimits = _rlimits(core)
@@ -121,6 +126,8 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
         mappings=mappings,
         state=tuple(sorted(state)),
         arch=arch,
+        homes=homes,
+        tables=tables,
     )
 
 
@@ -137,6 +144,8 @@ def _needs(
     mappings: processor.Mappings,
     state: tuple[str, ...],
     arch: str,
+    homes: set[int],
+    tables: Mapping[int, int],
 ) -> Needs:
     entries = {
         number: reader.read(name, "MNTS")
@@ -144,7 +153,7 @@ def _needs(
         if reader.exists(name := f"mountpoints-{number}.img")
     }
     mounts = tuple(_mount(entry) for entry in entries.get(init["mount"], ()))
-    opened = descriptors.read(reader, [entry for table in entries.values() for entry in table])
+    opened = descriptors.read(reader, [entry for table in entries.values() for entry in table], homes)
     uid_map, gid_map = _id_maps(reader, init["user"])
     run_id = str(inventory.dump_criu_run_id)
     return Needs(
@@ -156,6 +165,7 @@ def _needs(
         gid_map=gid_map,
         mounts=mounts,
         files=opened.files,
+        locks=locks.read(reader, tables),
         devices=opened.devices,
         sockets=opened.sockets,
         terminal=opened.terminal
@@ -287,9 +297,14 @@ def _memory(reader: ImageReader, pid: int, mappings: processor.Mappings) -> tupl
 # --- namespaces and mounts -----------------------------------------------------------------------------
 
 
-def _namespaces_of(reader: ImageReader, pid: int, core: Message) -> dict[str, int]:
-    ids = core.ids if core.HasField("ids") else reader.one(f"ids-{pid}.img", "IDS")
-    return {kind: int(getattr(ids, name)) for kind, name in _NAMESPACES.items()}
+def _ids(reader: ImageReader, pid: int, core: Message) -> Message:
+    return core.ids if core.HasField("ids") else reader.one(f"ids-{pid}.img", "IDS")
+
+
+def _home(reader: ImageReader, pid: int) -> set[int]:
+    """The number of the file that is a process's working directory."""
+    name = f"fs-{pid}.img"
+    return {int(reader.one(name, "FS").cwd_id)} if reader.exists(name) else set()
 
 
 def _namespaces(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Birth:
     """A process, by its ids in the sandbox. parent: 0 for a container's first process.
 
     session: as of getsid(2). born_ns: since the epoch. host_files: the numbers that runsc gives the streams
-    of the node that it holds.
+    of the node that it holds. holds: paths in the sandbox, each with how: "open", "mapped" or "cwd".
     """
 
     pid: int
@@ -32,6 +32,7 @@ class Birth:
     born_ns: int
     host_files: frozenset[int]
     name: str
+    holds: frozenset[tuple[str, str]] = frozenset()
 
 
 def parse(text: str) -> tuple[Birth, ...]:
@@ -50,7 +51,23 @@ def _birth(document: Mapping[str, Any]) -> Birth:
         born_ns=int(document["clone_ts"]),
         host_files=frozenset(int(match[1]) for path in paths if (match := _HOST_FILE.fullmatch(path))),
         name=str(status.get("comm", "")),
+        holds=frozenset(
+            (path, how) for path, how in _holds(document, paths) if path.startswith("/") and _is_there(path)
+        ),
     )
+
+
+def _holds(document: Mapping[str, Any], opened: Iterable[str]) -> Iterator[tuple[str, str]]:
+    yield str(document.get("cwd", "")), "cwd"
+    yield str(document.get("exe", "")), "mapped"
+    for entry in document.get("maps") or ():
+        yield str(entry.get("pathname") or ""), "mapped"
+    for path in opened:
+        yield path, "open"
+
+
+def _is_there(path: str) -> bool:
+    return not path.endswith(" (deleted)")
 
 
 def from_exec(births: Sequence[Birth], first_exec_ns: int | None) -> Birth | None:

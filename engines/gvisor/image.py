@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from engines.api import ImageCorrupt, ImageNotFound
+from engines.api import FileNeed, ImageCorrupt, ImageNotFound
 from engines.gvisor.runsc import Task
 
 STATE = "checkpoint.img"
@@ -43,6 +43,7 @@ class Record:
     dumped container's specification that say what its processes may do, without arguments and environment.
     mounts: destination as resolved inside the root file system to the specification's entry.
     tasks: its processes. memory_bytes: resident in the sandbox at the dump. terminal: see `terminal.read`.
+    files: what it held of the node's files, where it is the only container of its sandbox.
     pod: every container of the sandbox by its name, the pause container by ""; empty if there is no pod.
     """
 
@@ -53,6 +54,7 @@ class Record:
     mounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     tasks: tuple[Task, ...] = ()
     memory_bytes: int = 0
+    files: tuple[FileNeed, ...] = ()
     terminal: str = ""
     pod: Mapping[str, Member] = field(default_factory=dict[str, Member])
 
@@ -101,6 +103,7 @@ def record(image_path: Path) -> Record:
         known = {entry.name for entry in fields(Record)}
         values = {key: value for key, value in document.items() if key in known}
         values["tasks"] = _tasks(values["tasks"])
+        values["files"] = tuple(FileNeed(**row) for row in values.get("files", ()))
         values["pod"] = {
             name: Member(spec=part["spec"], mounts=part["mounts"], tasks=_tasks(part["tasks"]))
             for name, part in values.get("pod", {}).items()

@@ -38,6 +38,7 @@ def needs_of(head: Mapping[str, str], record: Record) -> Needs:
         uid_map=_mappings(linux.get("uidMappings")),
         gid_map=_mappings(linux.get("gidMappings")),
         mounts=tuple(_mounts(record, linux)),
+        files=record.files,
         terminal=bool(process.get("terminal")),
         memory_bytes=record.memory_bytes,
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from engines.api import DumpFailed, InvalidRequest, NotSupported
-from engines.gvisor import pod, terminal
-from engines.gvisor.births import from_exec
+from engines.gvisor import held, pod, terminal
+from engines.gvisor.births import Birth, from_exec
 from engines.gvisor.image import Member, Record
 from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
 
@@ -34,6 +34,7 @@ class Source:
         self._setup = setup(sandbox_flags(container.pid))
         self._fellows: tuple[pod.Fellow, ...] = ()
         self._tasks: dict[str, tuple[Task, ...]] = {}
+        self._births: tuple[Birth, ...] = ()
 
     def check_kind(self) -> None:
         """Raises NotSupported for a container that gVisor cannot dump with all that share its sandbox."""
@@ -71,10 +72,11 @@ class Source:
 
     def check_births(self) -> None:
         """Raises DumpFailed for what exec sessions left behind. The sandbox must be paused."""
+        births = self._runsc.births(self._container.id)
+        self._births = births or ()
         if all(task.parent == 0 for tasks in self._tasks.values() for task in tasks):
             return
         after = "paused" if self._container.status == "paused" else "running"
-        births = self._runsc.births(self._container.id)
         if births is None:
             raise DumpFailed(
                 f"{self._words}: runsc does not say where its processes come from (trace procfs), so that "
@@ -126,6 +128,8 @@ class Source:
             mounts=own.mounts,
             tasks=own.tasks,
             memory_bytes=memory_bytes(self._container.pid),
+            # Of a pod's processes runsc does not say to which container they belong.
+            files=held.files(self._births, self._rootfs, own.mounts) if len(parts) == 1 else (),
             terminal=terminal.read(self._container.pid) if process.get("terminal") else "",
             pod=dict(parts.values()) if len(parts) > 1 else {},
         )

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from compat import profile
+from engines.api import LockNeed
 from engines.criu import processor
 from engines.criu.images import ImageReader
+from engines.criu.inspect import inspect
 from tests.integration.test_verbs_kill import Scene
 from tests.support.containers import PREFIX, command, lab, mounts_under, tool, until
 
@@ -32,6 +34,47 @@ def test_a_processor_that_criu_wrote_down_is_read(tmp_path: Path):
     assert written is not None
     known = {name for names in processor.BITS.values() for name in names.values()}
     assert set(written) == known & set(profile.load(None).cpu_flags)
+
+
+HOLDS = """
+import ctypes, fcntl, os, socket, time
+os.makedirs('/data/home/run'); os.chdir('/data/home')
+there = os.open('/data', os.O_RDONLY)
+os.mkfifo('/data/fifo'); end = os.open('/data/fifo', os.O_RDWR)
+listeners = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+for listener, path in zip(listeners, ('run/sock', '@abstract'.replace('@', chr(0)))):
+    listener.bind(path); listener.listen()
+libc = ctypes.CDLL(None)
+watch = libc.inotify_init1(0)
+assert libc.inotify_add_watch(watch, b'/data/home/run', 0x100) > 0
+whole = open('/data/whole', 'w'); fcntl.flock(whole, fcntl.LOCK_SH)
+part = open('/data/part', 'w'); fcntl.lockf(part, fcntl.LOCK_EX, 10, 5)
+print('ready', flush=True); time.sleep(99)
+"""
+
+
+def test_what_tasks_hold_is_read_from_the_image(scene: Scene):
+    name = scene.lab.new_id()
+    output = scene.lab.runc.run(scene.lab.bundle(name, ["python", "-IS", "-c", HOLDS]), name)
+    until(lambda: "ready" in output.text, what=f"it is ready: {output.text}")
+    options = ("--name", "web", "--stop", "--full-copy")
+    scene.torpor("checkpoint", name, "--root", scene.lab.runc.root, *options)
+    (image_path,) = scene.torpor.store_path.glob("images/*/*/checkpoint")
+    needs = inspect(image_path, PREFIX / "python")
+    held = {(need.path, need.kind, need.use) for need in needs.files if need.path.startswith("/data")}
+    assert held == {
+        ("/data/home", "directory", "working-directory"),
+        ("/data", "directory", "open"),
+        ("/data/fifo", "fifo", "open"),
+        ("/data/home/run", "directory", "socket"),
+        ("/data/home/run", "any", "watched"),
+        ("/data/whole", "file", "open"),
+        ("/data/part", "file", "open"),
+    }
+    assert set(needs.locks) == {
+        LockNeed(path="/data/whole", kind="flock", exclusive=False),
+        LockNeed(path="/data/part", kind="range", exclusive=True, first=5, last=14),
+    }
 
 
 def start(scene: Scene) -> str:

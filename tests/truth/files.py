@@ -17,7 +17,8 @@ def at(path: str, change: Callable[[Path], object]) -> Callable[[World], object]
     return lambda world: change(world.rootfs / path)
 
 
-def _grow(path: Path) -> None:
+def grow(path: Path) -> None:
+    """Append to a file."""
     with path.open("a") as file:
         file.write("more")
 
@@ -49,9 +50,9 @@ SCENARIOS = (
     _of("files open, none changed", sources.FILES, short=True),
     _of("an open file is another with the same content", sources.FILES, at("data/log", _again)),
     _of("a file that nobody has open was added", sources.FILES, at("data/new", Path.touch)),
-    _of("a file that is open to append has grown", sources.FILES, at("data/more", _grow)),
+    _of("a file that is open to append has grown", sources.FILES, at("data/more", grow)),
     _of("an open file is missing", sources.FILES, at("data/log", Path.unlink), short=True),
-    _of("an open file has grown", sources.FILES, at("data/log", _grow), short=True),
+    _of("an open file has grown", sources.FILES, at("data/log", grow), short=True),
     _of("an open file was cut short", sources.FILES, at("data/log", lambda path: os.truncate(path, 5))),
     _of("an open file has another mode", sources.FILES, at("data/log", lambda path: path.chmod(0o600))),
     _of("an open file is a directory", sources.FILES, at("data/log", _directory)),
@@ -64,7 +65,7 @@ SCENARIOS = (
         short=True,
     ),
     _of("a library is missing", sources.LIBRARY, at("data/answer.so", Path.unlink)),
-    _of("a library is longer", sources.LIBRARY, at("data/answer.so", _grow)),
+    _of("a library is longer", sources.LIBRARY, at("data/answer.so", grow)),
     _of("a mapped file as it was", sources.MAPPED),
     _of("a mapped file is missing", sources.MAPPED, at("data/map", Path.unlink)),
     _of("a mapped file was cut short", sources.MAPPED, at("data/map", lambda path: os.truncate(path, 4096))),

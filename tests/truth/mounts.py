@@ -46,13 +46,14 @@ def _elsewhere(world: World) -> None:
     mount["source"] = str(copy)
 
 
-def _other_content(world: World) -> None:
+def other_content(world: World) -> None:
     """Another volume, in which the open file is missing."""
     _elsewhere(world)
     (world.bundle_path / "volume/state").unlink()
 
 
-def _grown(world: World) -> None:
+def grown(world: World) -> None:
+    """Another volume, in which the open file is longer."""
     _elsewhere(world)
     (world.bundle_path / "volume/state").write_text("longer than it was")
 
@@ -114,8 +115,8 @@ SCENARIOS = (
     _of("the same volume at another place of the node", sources.VOLUME, _elsewhere),
     _of("mounts in another order", sources.VOLUME, _in_another_order),
     _of("a volume that the new spec lacks", sources.VOLUME, drop("/vol"), short=True),
-    _of("a volume without the open file", sources.VOLUME, _other_content),
-    _of("a volume in which the open file has grown", sources.VOLUME, _grown),
+    _of("a volume without the open file", sources.VOLUME, other_content),
+    _of("a volume in which the open file has grown", sources.VOLUME, grown),
     _of("a volume whose source is missing", sources.VOLUME, _no_source("/vol")),
     _of("a volume at another path in the container", sources.VOLUME, _moved),
     _of("a volume that is now read-only", sources.VOLUME, _read_only("/vol")),

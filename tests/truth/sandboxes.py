@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shim.launcher import RUNSC_ARGS
 from tests.truth import sources
-from tests.truth.files import at
-from tests.truth.mounts import drop
+from tests.truth.files import at, grow
+from tests.truth.mounts import drop, grown, other_content
 from tests.truth.place import World
 from tests.truth.rights import process
 from tests.truth.scenario import Scenario, Source, as_it_is
@@ -47,7 +47,23 @@ SCENARIOS = (
     _of("a sandbox's image without its state", sources.SANDBOX, _lost),
     _of("a sandbox whose file is there", sources.SANDBOX_FILE),
     _of("a sandbox whose file is missing", sources.SANDBOX_FILE, at("data/table", Path.unlink)),
+    _of("a sandbox whose file has grown", sources.SANDBOX_FILE, at("data/table", grow)),
+    _of("a sandbox whose changed file is there", sources.SANDBOX_CHANGES),
+    _of("a sandbox whose changed file is missing", sources.SANDBOX_CHANGES, at("data/table", Path.unlink)),
+    _of("a sandbox whose working directory is there", sources.SANDBOX_DIRECTORY),
+    _of(
+        "a sandbox whose working directory is missing", sources.SANDBOX_DIRECTORY, at("data/here", Path.rmdir)
+    ),
+    _of("a sandbox whose library is there", sources.SANDBOX_LIBRARY),
+    _of("a sandbox whose library is missing", sources.SANDBOX_LIBRARY, at("data/answer.so", Path.unlink)),
+    _of(
+        "a sandbox whose library is another build",
+        sources.SANDBOX_LIBRARY,
+        at("data/answer.so", lambda path: sources.library(path, 42)),
+    ),
     _of("a sandbox's volume as it was", sources.SANDBOX_VOLUME),
+    _of("a sandbox's volume without the open file", sources.SANDBOX_VOLUME, other_content),
+    _of("a sandbox's volume in which the open file has grown", sources.SANDBOX_VOLUME, grown),
     _of("a sandbox's volume that the new spec lacks", sources.SANDBOX_VOLUME, drop("/vol")),
     _of("a sandbox's volume whose source is missing", sources.SANDBOX_VOLUME, _no_source),
 )

@@ -230,6 +230,28 @@ SANDBOX_FILE = Source(
     edit=_file_of_the_root,
     engine="gvisor",
 )
+SANDBOX_LIBRARY = Source(name="sandbox-library", args=LIBRARY.args, edit=_with_library, engine="gvisor")
+
+
+def _directory_of_the_root(_: dict[str, Any], path: Path) -> None:
+    (path / "rootfs/data/here").mkdir()
+
+
+SANDBOX_DIRECTORY = Source(
+    name="sandbox-directory",
+    args=counting("import os", "os.chdir('/data/here')", each=("assert os.getcwd() == '/data/here'",)),
+    edit=_directory_of_the_root,
+    engine="gvisor",
+)
+SANDBOX_CHANGES = Source(
+    name="sandbox-changes",
+    args=counting(
+        *("file = open('/data/table', 'r+')", "file.write('n' * 100)", "file.flush()"),
+        each=("file.seek(0)", "assert file.read() == 'n' * 100"),
+    ),
+    edit=_file_of_the_root,
+    engine="gvisor",
+)
 SANDBOX_VOLUME = Source(name="sandbox-volume", args=VOLUME.args, edit=_volume, engine="gvisor")
 
 

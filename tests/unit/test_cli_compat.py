@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from compat import labels, profile
 from compat.profile import Profile
-from engines.api import Needs, TaskNeeds
+from engines.api import MountNeed, Needs, TaskNeeds
 from shim.cli.compat import command
 from shim.errors import ShimError, UsageError
 from shim.images.documents import encode_needs
@@ -38,6 +38,10 @@ NEEDS_OF_WEB = Needs(
         ),
     ),
     namespaces={"network": "own", "pid": "own"},
+    mounts=tuple(
+        MountNeed(destination=entry["destination"], fstype=entry["type"], source="", external=False)
+        for entry in make_spec(["web"])["mounts"]
+    ),
     arch=HERE.arch,
     page_size_bytes=HERE.page_size_bytes,
     memory_bytes=1 << 20,

@@ -37,7 +37,13 @@ NEEDS = Needs(
     image_version="2",
     tasks=(),
     namespaces={"network": "own"},
-    mounts=(mount("/"), mount("/proc", "proc", external=False)),
+    mounts=(
+        mount("/"),
+        *(
+            mount(entry["destination"], entry["type"], external=False)
+            for entry in make_spec(["app"])["mounts"]
+        ),
+    ),
     xsave=True,
 )
 
@@ -204,8 +210,9 @@ def test_mounts():
     assert "names no source" in only(judge(needs), "mounts.missing").message
     only(judge(new=bound("/data")), "mounts.added")
     only(judge(with_mounts(mount("/data", "tmpfs", external=False)), bound("/data")), "mounts.kind")
-    # A tmpfs that the image has, or that the new spec adds, is nothing that CRIU has to be given.
-    assert judge(with_mounts(mount("/t", "tmpfs", external=False)), bound("/u", kind="tmpfs")) == ()
+    # A tmpfs that the image has is nothing that CRIU has to be given; one that only the spec has is not made.
+    assert judge(with_mounts(mount("/t", "tmpfs", external=False)), bound("/t", kind="tmpfs")) == ()
+    only(judge(new=bound("/u", kind="tmpfs")), "mounts.added")
 
 
 def test_mounts_that_the_runtime_itself_makes():

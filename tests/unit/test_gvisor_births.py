@@ -61,7 +61,15 @@ def test_what_runsc_says_of_processes_is_read() -> None:
         "status": {"comm": "sleep", "pid": 8, "ppid": 1},
         "stat": {"pgid": 5, "sid": 5},
     }
-    found = Birth(pid=8, parent=1, session=5, born_ns=77, host_files=frozenset({4}), name="sleep")
+    found = Birth(
+        pid=8,
+        parent=1,
+        session=5,
+        born_ns=77,
+        host_files=frozenset({4}),
+        name="sleep",
+        holds=frozenset({("/dev/null", "open")}),
+    )
     assert parse(f"PROCFS DUMP\n\n{json.dumps(told)}\n") == (found,)
 
 

@@ -4,10 +4,7 @@ nobody can know. Together they name every rule there is.
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,7 +12,7 @@ import pytest
 from compat import verdict
 from compat.rules import tools
 from compat.rules.case import REGISTRY, Origin
-from engines.api import DeviceNeed, FileNeed, Finding, SocketNeed
+from engines.api import DeviceNeed, Finding, SocketNeed
 from tests.support.verdicts import (
     GPU,
     H100,
@@ -119,7 +116,7 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         At(image(guard_pages=True), node(kernel="6.16", tools={"criu": "4.1.1"})),
         "refuse",
         At(origin=Origin(engine_version="4.2.0")),
-        At(on=node(tools={"criu": "4.1"}), origin=Origin(engine_version="4.2.1")),
+        At(on=node(tools={"criu": "4.0"}), origin=Origin(engine_version="4.1.1")),
     ),
     "gvisor.release": (
         At(image(engine="gvisor", image_version="20250101.0")),
@@ -264,9 +261,10 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
 }
 ELSEWHERE = {
     *("files.missing", "files.size", "files.mode", "files.build-id", "mounts.missing", "mounts.added"),
-    *("mounts.source", "place.ports", "place.pids", "place.cpus"),
+    *("mounts.source", "mounts.place", "mounts.reach", "files.locked", "spec.namespaces"),
+    *("place.ports", "place.pids", "place.cpus"),
 }
-"""Rules that look at this machine, tested below and in test_compat.py."""
+"""Rules that look at this machine, tested in test_rules_here.py and test_compat.py."""
 
 
 def test_every_rule_is_in_this_table_or_below():
@@ -398,63 +396,38 @@ def test_edits_of_the_spec(sections: dict[str, Any], expected: dict[str, str]):
     assert {found.rule: found.severity for found in edited(**sections).found()} == expected
 
 
-def test_ports(tmp_path: Path):
-    host = new(linux={"namespaces": [{"type": "pid"}]})
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-
-        def found(address: str, **more: Any) -> list[str]:
-            need = SocketNeed(
-                family="inet",
-                protocol=more.get("protocol", "tcp"),
-                state="listen",
-                address=address,
-                port=port,
-            )
-            needs = image(sockets=(need,), namespaces={"network": "host"})
-            return named(At(needs, spec=host, local=True).found(), "place.ports")
-
-        assert found("127.0.0.1") == found("0.0.0.0") == ["refuse"]
-        assert found("127.0.0.2") == found("127.0.0.1", protocol="udp") == []
-    assert found("127.0.0.1") == []
-    gone = new(linux={"namespaces": [{"type": "network", "path": str(tmp_path / "gone")}]})
-    need = SocketNeed(family="inet", protocol="tcp", state="listen", address="0.0.0.0", port=1)
-    needs = image(sockets=(need,), namespaces={"network": "external"})
-    assert named(At(needs, spec=gone, local=True).found(), "place.ports") == ["unknown"]
+TUNED = {"env": ["GLIBC_TUNABLES=glibc.malloc.check=1:glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-LZCNT"]}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
-    [("0", []), ("0-0", []), ("", []), ("0,60000", ["refuse"]), ("0-60000", ["refuse"]), ("x", [])],
+    ("flags", "severity"),
+    [
+        (("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512_vbmi2"), []),
+        (("abm",), []),
+        (("avx512f", "avx512dq"), ["refuse"]),
+        (("bmi2",), ["refuse"]),
+    ],
 )
-def test_processors(wanted: str, found: list[str]):
-    spec = new(linux={"resources": {"cpu": {"cpus": wanted}}})
-    assert named(At(spec=spec, local=True).found(), "place.cpus") == found
+def test_what_the_c_library_was_told_to_do_without(flags: tuple[str, ...], severity: list[str]):
+    case = At(
+        dumped_on=node(cpu_flags=(*ROOMY.cpu_flags, *flags)), origin=Origin(dump_spec=new(process=TUNED))
+    )
+    assert named(case.found(), "cpu.features") == severity
+    assert named(replace(case, origin=Origin()).found(), "cpu.features") == ["refuse"]
 
 
-def test_process_ids(tmp_path: Path):
-    def found(pid: int, path: str | None) -> list[str]:
-        entry = {"type": "pid", "path": path} if path else {"type": "network"}
-        spec = new(linux={"namespaces": [{"type": "network"}, entry]})
-        return named(At(task(pid=pid), spec=spec, local=True).found(), "place.pids")
-
-    mine = f"/proc/{os.getpid()}/ns/pid"
-    assert found(os.getpid(), None) == ["refuse"]
-    assert found(os.getpid(), mine) == ["refuse"]
-    assert found(4194303, None) == []
-    assert found(1, str(tmp_path / "gone")) == ["unknown"]
-    own = At(task(pid=os.getpid()), spec=SPEC, local=True).found()
-    assert named(own, "place.pids") == []
+def test_the_c_library_is_told_only_names_that_it_knows():
+    found = At(dumped_on=node(cpu_flags=(*ROOMY.cpu_flags, "avx512_vbmi2", "bmi2"))).found()
+    assert found[0].remedy.endswith("hwcaps=-AVX512BW,-AVX512F,-AVX512VL,-BMI2")
 
 
-def test_files_are_looked_at_here_only(tmp_path: Path):
-    entry = {"destination": "/vol", "type": "bind", "source": str(tmp_path), "options": ["bind"]}
-    needs = replace(has("/vol", external=True), files=(FileNeed(path="/vol/log", size_bytes=1, mode=-1),))
-    spec = new(mounts=[entry])
-    assert named(At(needs, spec=spec, local=True).found(), "files.missing") == ["refuse"]
-    assert named(At(needs, spec=spec).found(), "files.missing") == []
+@pytest.mark.parametrize(
+    ("made_by", "there", "severity"),
+    [("4.2.1", "4.1.1", ["refuse"]), ("4.1.1", "4.0", ["unknown"]), ("4.1.1", "4.2.1", []), ("", "4.1", [])],
+)
+def test_an_older_criu_than_the_images(made_by: str, there: str, severity: list[str]):
+    found = At(on=node(tools={"criu": there}), origin=Origin(engine_version=made_by)).found()
+    assert named(found, "criu.image") == severity
 
 
 def test_the_known_table_of_kernels_is_sorted():

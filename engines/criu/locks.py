@@ -1,0 +1,55 @@
+"""Locks on files that an image's tasks will take again (filelocks.img)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from engines.api import LockNeed
+from engines.criu.images import ImageReader
+
+_FILE = "filelocks.img"
+_POSIX, _FLOCK, _OFD = 1, 2, 4  # leases are left: CRIU waits for nobody there
+_F_WRLCK = 1
+
+
+def read(reader: ImageReader, tables: Mapping[int, int]) -> tuple[LockNeed, ...]:
+    """What is locked, each once.
+
+    tables: the numbers of the processes' descriptor tables by process id. Raises ImageCorrupt.
+    """
+    if not reader.exists(_FILE):
+        return ()
+    return tuple(dict.fromkeys(_locks(reader, tables)))
+
+
+def _locks(reader: ImageReader, tables: Mapping[int, int]) -> Iterator[LockNeed]:
+    paths = {
+        int(entry.id): "/" + str(entry.reg.name).lstrip("/")
+        for entry in reader.read("files.img", "FILES")
+        if entry.HasField("reg")
+    }
+    opened: dict[int, dict[int, int]] = {}
+    for lock in reader.read(_FILE, "FILE_LOCKS"):
+        table, flag, kind = tables.get(int(lock.pid)), int(lock.flag), _kind(int(lock.flag))
+        if table is None or kind is None:
+            continue
+        if table not in opened:
+            entries = reader.read(f"fdinfo-{table}.img", "FDINFO")
+            opened[table] = {int(entry.fd): int(entry.id) for entry in entries}
+        path = paths.get(opened[table].get(int(lock.fd), -1))
+        if path is not None:
+            first, size = int(lock.start), int(lock.len)
+            yield LockNeed(
+                path=path,
+                kind=kind,
+                exclusive=int(lock.type) == _F_WRLCK,
+                first=0 if flag & _FLOCK else first,
+                last=first + size - 1 if size and not flag & _FLOCK else None,
+            )
+
+
+def _kind(flag: int) -> Literal["flock", "range"] | None:
+    if flag & _FLOCK:
+        return "flock"
+    return "range" if flag & (_POSIX | _OFD) else None

@@ -1,0 +1,192 @@
+"""Rules of the verdict that look at this very machine: ports, process ids, files, mounts, locks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat import verdict
+from engines.api import FileNeed, LockNeed, MountNeed, Needs, SocketNeed
+from tests.support.verdicts import SPEC, At, has, image, named, new, task
+
+
+def test_ports(tmp_path: Path):
+    host = new(linux={"namespaces": [{"type": "pid"}]})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        def found(address: str, **more: Any) -> list[str]:
+            need = SocketNeed(
+                family="inet",
+                protocol=more.get("protocol", "tcp"),
+                state="listen",
+                address=address,
+                port=port,
+            )
+            needs = image(sockets=(need,), namespaces={"network": "host"})
+            return named(At(needs, spec=host, local=True).found(), "place.ports")
+
+        assert found("127.0.0.1") == found("0.0.0.0") == ["refuse"]
+        assert found("127.0.0.2") == found("127.0.0.1", protocol="udp") == []
+    assert found("127.0.0.1") == []
+    need = SocketNeed(family="inet", protocol="tcp", state="listen", address="0.0.0.0", port=1)
+    needs = image(sockets=(need,), namespaces={"network": "external"})
+    (tmp_path / "none").touch()
+    for name, rule, severity in (("none", "place.ports", "unknown"), ("gone", "spec.namespaces", "refuse")):
+        spec = new(linux={"namespaces": [{"type": "network", "path": str(tmp_path / name)}]})
+        findings = At(needs, spec=spec, local=True).found()
+        assert [(one.rule, one.severity) for one in findings] == [(rule, severity)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("0", []), ("0-0", []), ("", []), ("0,60000", ["refuse"]), ("0-60000", ["refuse"]), ("x", [])],
+)
+def test_processors(wanted: str, found: list[str]):
+    spec = new(linux={"resources": {"cpu": {"cpus": wanted}}})
+    assert named(At(spec=spec, local=True).found(), "place.cpus") == found
+
+
+def test_process_ids(tmp_path: Path):
+    def found(pid: int, path: str | None) -> list[str]:
+        entry = {"type": "pid", "path": path} if path else {"type": "network"}
+        spec = new(linux={"namespaces": [{"type": "network"}, entry]})
+        return named(At(task(pid=pid), spec=spec, local=True).found(), "place.pids")
+
+    mine = f"/proc/{os.getpid()}/ns/pid"
+    assert found(os.getpid(), None) == ["refuse"]
+    assert found(os.getpid(), mine) == ["refuse"]
+    assert found(4194303, None) == []
+    (tmp_path / "file").touch()
+    assert found(1, str(tmp_path / "file" / "beneath")) == ["unknown"]
+    own = At(task(pid=os.getpid()), spec=SPEC, local=True).found()
+    assert named(own, "place.pids") == []
+
+
+def test_files_are_looked_at_here_only(tmp_path: Path):
+    entry = {"destination": "/vol", "type": "bind", "source": str(tmp_path), "options": ["bind"]}
+    needs = replace(has("/vol", external=True), files=(FileNeed(path="/vol/log", size_bytes=1, mode=-1),))
+    spec = new(mounts=[entry])
+    assert named(At(needs, spec=spec, local=True).found(), "files.missing") == ["refuse"]
+    assert named(At(needs, spec=spec).found(), "files.missing") == []
+
+
+HERE: tuple[tuple[str, str, str, str], ...] = (
+    ("directory", "working-directory", "work in", ""),
+    ("directory", "open", "open", ""),
+    ("directory", "socket", "unix socket in", ""),
+    ("any", "watched", "watch", ""),
+    ("fifo", "open", "open", "fifo"),
+)
+
+
+@pytest.mark.parametrize(("kind", "use", "words", "made"), HERE)
+def test_what_tasks_hold_beside_files(tmp_path: Path, kind: Any, use: Any, words: str, made: str):
+    entry = {"destination": "/vol", "type": "bind", "source": str(tmp_path), "options": ["bind"]}
+    need = FileNeed(path="/vol/here", size_bytes=-1, mode=0o711, kind=kind, use=use)
+    case = At(replace(has("/vol", external=True), files=(need,)), spec=new(mounts=[entry]), local=True)
+    missing = case.found()
+    assert named(missing, "files.missing") == ["refuse"]
+    assert words in missing[0].message
+    here = tmp_path / "here"
+    here.touch()
+    assert named(case.found(), "files.missing") == ([] if kind == "any" else ["refuse"])
+    here.unlink()
+    os.mkfifo(here) if made else here.mkdir()
+    here.chmod(0o711)
+    assert case.found() == ()
+    here.chmod(0o700)
+    assert named(case.found(), "files.mode") == ["refuse"]
+
+
+def test_the_place_of_a_mount(tmp_path: Path):
+    root, volume = tmp_path / "root", tmp_path / "vol"
+    (root / "run").mkdir(parents=True)
+    volume.mkdir()
+    paths = ("/run/inside", "/vol/inside", "/run/own/inside", "/run/own", "/made")
+    needs = image(mounts=(MountNeed(destination="/", fstype="overlay", source="", external=True),
+                          MountNeed(destination="/vol", fstype="other", source="", external=True),
+                          *(MountNeed(destination=path, fstype="tmpfs", source="", external=False)
+                            for path in paths)))  # fmt: skip
+    mounts = [
+        {"destination": "/vol", "type": "bind", "source": str(volume), "options": ["bind"]},
+        {"destination": "/made", "type": "tmpfs", "source": "tmpfs", "options": []},
+    ]
+    spec = new(mounts=mounts)
+
+    def missing(*, complete: bool) -> list[str]:
+        if complete:
+            found = verdict.judge_files(needs, spec, root)
+        else:
+            found = At(needs, spec=spec, local=True, rootfs_path=root).found()
+        return [one.message.split("'")[1] for one in found if one.rule == "mounts.place"]
+
+    assert missing(complete=False) == ["/vol/inside"], "the image's changes are not in the root file system"
+    assert missing(complete=True) == ["/run/inside", "/vol/inside", "/run/own"]
+    for path in (root / "run/inside", volume / "inside", root / "run/own"):
+        path.mkdir()
+    assert missing(complete=True) == missing(complete=False) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "exclusive", "first", "last", "barred"),
+    [
+        ("flock", True, 0, None, "flock"),
+        ("flock", False, 0, None, ""),
+        ("range", True, 0, None, "range"),
+        ("range", False, 10, 19, "range"),
+        ("range", True, 0, 9, ""),
+        ("range", True, 20, None, ""),
+    ],
+)
+def test_locks(tmp_path: Path, kind: Any, exclusive: bool, first: int, last: int | None, barred: str):
+    """Somebody has a shared lock on the file, or an exclusive one on bytes 10 to 19."""
+    entry = {"destination": "/vol", "type": "bind", "source": str(tmp_path), "options": ["bind"]}
+    lock = LockNeed(path="/vol/lock", kind=kind, exclusive=exclusive, first=first, last=last)
+    case = At(replace(has("/vol", external=True), locks=(lock,)), spec=new(mounts=[entry]), local=True)
+    assert case.found() == (), "where there is no file, another rule says so"
+    with (tmp_path / "lock").open("w") as file:
+        assert case.found() == ()
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert named(case.found(), "files.locked") == (["refuse"] if barred == "flock" else [])
+        fcntl.flock(file, fcntl.LOCK_UN)
+        fcntl.lockf(file, fcntl.LOCK_EX, 10, 10)
+        found = case.found()
+        assert named(found, "files.locked") == (["refuse"] if barred == "range" else [])
+        assert not found or str(os.getpid()) in found[0].message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+def test_what_the_root_of_a_user_namespace_may_not_enter(tmp_path: Path):
+    closed = tmp_path / "closed"
+    (closed / "volume").mkdir(parents=True)
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(path.stat().st_mode | 0o001)
+    mapping = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    entry = {"destination": "/v", "type": "bind", "source": str(closed / "volume"), "options": ["bind"]}
+    spec = new(mounts=[entry], linux={"uidMappings": mapping, "gidMappings": mapping})
+    needs = replace(has("/v", external=True), namespaces={"network": "own", "pid": "own", "user": "own"})
+
+    def found(needs: Needs = needs) -> list[str]:
+        return named(At(needs, spec=spec, local=True).found(), "mounts.reach")
+
+    assert found() == []
+    closed.chmod(0o700)
+    assert found() == ["refuse"]
+    assert found(replace(needs, namespaces={"network": "own", "pid": "own"})) == [], "root enters everything"
+    os.chown(closed, 100000, 0)
+    assert found() == [], "it is its own"
+    os.chown(closed, 100001, 100001)
+    assert found() == [], "it rules over its users' directories"
+    os.chown(closed, 0, 100000)
+    assert found() == ["refuse"]
+    closed.chmod(0o710)
+    assert found() == []
