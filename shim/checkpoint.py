@@ -122,6 +122,8 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
             shutil.rmtree(source.directory / WORK, ignore_errors=True)  # of an earlier call
             engine = choose_engine(source, config, spec, wanted.engine)
             state.note_engine(source.directory, engine.name)
+            if wanted.verdict_path is not None:
+                state.note_verdict(source.directory, wanted.verdict_path)
             registry.check_dump(
                 engine, source.container_id, leave_running=wanted.leave_running, keep_tcp=wanted.keep_tcp
             )

@@ -29,3 +29,7 @@ class NotUndone(ShimError):
 
 class Unsettled(ShimError):
     """The checkpoint that made an image was cut short; whether its source lives is not known yet."""
+
+
+class Undecided(ShimError):
+    """A container that is kept until somebody has decided where it is to run; it may not be removed."""

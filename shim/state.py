@@ -27,6 +27,7 @@ HELD = "held"
 STATE = "state.json"
 LOCK = "lock"
 ENGINE = "engine"
+VERDICT = "verdict"  # of a checkpoint whose caller keeps one: its path
 ATTENDANT = "attendant"  # see `shim.attendant`
 JOURNALS = "*-call.json"  # what engines write before they touch anything
 NETWORK = "net"  # of the node: what calls write down of networks before they touch them
@@ -110,6 +111,19 @@ def engine_at_work(directory: Path) -> str | None:
         return (directory / ENGINE).read_text() or None
     except OSError:
         return None
+
+
+def note_verdict(directory: Path, path: Path) -> None:
+    """Record where the verdict on a checkpoint is kept, for whoever would end its source."""
+    (directory / VERDICT).write_text(str(path))
+
+
+def undecided(directory: Path) -> bool:
+    """Whether a container is kept frozen because its checkpoint may yet wake up elsewhere, or not."""
+    try:
+        return Path((directory / VERDICT).read_text()).read_text().strip() == "hold"
+    except OSError:
+        return False
 
 
 def remove(directory: Path) -> None:

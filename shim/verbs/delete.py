@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engines.api import EngineUnavailable
 from shim import bundle, state
-from shim.errors import Busy, ShimError
+from shim.errors import Busy, ShimError, Undecided
 from shim.verbs.context import Context
 
 WAIT_S = 15.0
@@ -25,6 +25,12 @@ def serve(context: Context) -> int | None:
     """
     force = "force" in context.call.options
     directory = context.directory
+    if state.undecided(directory):
+        raise Undecided(
+            f"could not delete container '{context.container_id}': it is leaving for another node, and "
+            "nobody has decided yet where it is to run; see torpor migrate --list, and decide with torpor "
+            "migrate --resolve source or target"
+        )
     if force and not _says_so_itself(directory):
         state.interrupt(directory)
     with contextlib.ExitStack() as lock:

@@ -10,7 +10,7 @@ from engines.api import EngineError
 from shim import log
 from shim.argv import Call
 from shim.config import DEFAULT_STATE, load
-from shim.errors import ShimError
+from shim.errors import ShimError, Undecided
 from shim.signals import end_once
 from shim.verbs.context import Context
 
@@ -29,7 +29,10 @@ VERBS = {
 }
 
 ALWAYS = frozenset({"delete", "features", "state"})
-"""Served by the real runtime if torpor cannot: containers must stop however broken torpor is."""
+"""Served by the real runtime if torpor cannot: containers must stop however broken torpor is.
+
+But not one that torpor keeps for a good reason.
+"""
 
 
 class Verb(Protocol):
@@ -51,6 +54,9 @@ def serve(call: Call, settings: Mapping[str, str]) -> int | None:
         end_once()
         verb: Verb = import_module(VERBS[call.verb])  # type: ignore[assignment]
         return verb.serve(context)
+    except Undecided as error:
+        log.runtime_error(str(error), log_path=call.log, log_format=call.log_format)
+        return 1
     except (ShimError, EngineError) as error:
         message = str(error)
     except OSError as error:

@@ -48,6 +48,19 @@ class Doubt:
     def nobody_runs(self) -> None:
         assert self.place.runs_on(0.5) == ""
 
+    def cannot_be_deleted(self) -> None:
+        """Not even by force: it may be that it must run on."""
+        agent = self.place.agents[0]
+        done = agent.node(
+            *(agent.node.torpor.runtime, "--root", agent.node.runc.root),
+            *("delete", "--force", self.place.container_id),
+            env=agent.environment,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "decide with torpor migrate --resolve" in done.stderr
+        assert self.place.status(agent)
+
     def resolve(self, node: int, answer: str) -> str:
         return self.place.agents[node]("migrate", "--resolve", answer, self.row["migration"]).stdout
 
@@ -119,11 +132,14 @@ def test_an_operator_decides_early(pairs: Pairs, tmp_path: Path, node: int, answ
 def test_the_source_died_in_doubt(pairs: Pairs, tmp_path: Path, answer: str) -> None:
     place = pairs.fresh()
     doubt = Doubt(place, tmp_path)
+    doubt.cannot_be_deleted()
+    assert doubt.fault.migrate.poll() is None
     doubt.fault.migrate.kill()
     place.agents[0].kill()
     place.agents[0].start()
     time.sleep(1.0)
     doubt.nobody_runs()
+    doubt.cannot_be_deleted()
     doubt.resolve(0, answer)
     doubt.end("node1" if answer == "source" else "node2")
 
