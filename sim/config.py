@@ -17,8 +17,6 @@ Scope = Literal["node", "rack", "switch", "nothing"]
 
 NO_TIME = Constant(0.0)
 
-OptionValue = str | float | int | bool | tuple[str, ...]
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -41,9 +39,13 @@ class Cluster:
 
 @dataclass(frozen=True)
 class NodeFailures:
-    """Each node fails after a time of `law` since it was last whole."""
+    """Each node fails after a time of `law` since it was last whole.
+
+    `process`: only what runs there ends; the node needs no repair, and what is on its disk stays.
+    """
 
     law: Law
+    process: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ class Costs:
         jit_save: saving what surviving replicas hold, after a failure; None: no data-parallel replica holds
             the whole state.
         migrate: time work stops for a planned move of a node; None: it cannot move.
-        swap: putting a spare in the place of a failed node, besides the restart.
+        swap: the restart where a spare that stands ready takes the place of a failed node; None: no shorter.
+        requeue: from giving the nodes back to being considered again.
         node_usd_per_s: price of a node, working or spare.
 
     """
@@ -158,16 +161,21 @@ class Costs:
     replica_restore: Law = NO_TIME
     jit_save: Law | None = None
     migrate: Law | None = None
-    swap: Law = NO_TIME
+    swap: Law | None = None
+    requeue: Law = NO_TIME
     node_usd_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Training:
-    """`count` gangs, each of `nodes` nodes that all must live, with `work_s` of useful work."""
+    """`count` gangs, each of `nodes` nodes that all must live, with `work_s` of useful work.
+
+    `replicas`: data-parallel copies of the state that the nodes of a gang hold among them.
+    """
 
     nodes: int
     work_s: float = math.inf
+    replicas: int = 1
     step_s: float = 0.0
     state_bytes: float = 0.0
     count: int = 1
@@ -267,7 +275,7 @@ class PolicySpec:
     """A policy by name, and its options: times in seconds, sizes in bytes, shares as numbers."""
 
     name: str
-    options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass(frozen=True)

@@ -294,8 +294,8 @@ Action = (
 )  # fmt: skip
 
 
-EACH_CHECKPOINT: frozenset[EventKind] = frozenset({"checkpoint", "persisted"})
-"""What a policy ignores that decides without looking at each checkpoint."""
+ROUTINE: frozenset[EventKind] = frozenset({"checkpoint", "persisted", "repaired"})
+"""What a policy ignores that does not look at each checkpoint, and not at machines that come back."""
 
 
 class Policy(Protocol):

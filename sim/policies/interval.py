@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from sim import theory
 from sim.errors import SimError
-from sim.policies.base import EACH_CHECKPOINT, Action, Event, EventKind, SetInterval, State
+from sim.policies.base import ROUTINE, Action, Event, EventKind, SetInterval, State
 
 _LEAST_STALL_S = 1e-3
 """What a checkpoint that seems free is taken to cost: an interval of 0 would do nothing but checkpoints."""
@@ -16,7 +16,7 @@ class Never:
     """Takes no checkpoint: each failure loses everything."""
 
     name = "none"
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         return [SetInterval(None)] if event.kind == "start" else []
@@ -26,7 +26,7 @@ class Periodic:
     """Takes a checkpoint after every `interval_s` seconds of work."""
 
     name = "periodic"
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     def __init__(self, interval_s: float) -> None:
         if not interval_s > 0:
@@ -43,7 +43,7 @@ class _Formula(ABC):
     """Takes the interval of a closed form, from the stall and the MTBF that are known at the start."""
 
     name: str
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     @abstractmethod
     def _interval_s(self, stall_s: float, mtbf_s: float, restart_s: float) -> float: ...
@@ -104,7 +104,7 @@ class Adaptive:
     """
 
     name = "adaptive"
-    ignores: frozenset[EventKind] = frozenset({"persisted"})
+    ignores: frozenset[EventKind] = frozenset({"persisted", "repaired"})
 
     def __init__(
         self, guess_stall_s: float, guess_mtbf_s: float, prior_failures: float = 1.0, weight: float = 0.2

@@ -6,7 +6,7 @@ from sim import theory
 from sim.errors import SimError
 from sim.policies.around import above_0, known
 from sim.policies.base import (
-    EACH_CHECKPOINT,
+    ROUTINE,
     Action,
     Event,
     KeepReplica,
@@ -36,7 +36,7 @@ class Asynchronous:
     """
 
     name = "asynchronous"
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     def __init__(self, interval_s: float | None = None) -> None:
         above_0(self.name, interval=interval_s)
@@ -58,7 +58,7 @@ class Incremental:
     """
 
     name = "incremental"
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     def __init__(self, full_every: int = 10, interval_s: float | None = None) -> None:
         above_0(self.name, full_every=full_every, interval=interval_s)
@@ -85,7 +85,7 @@ class MultiLevel:
     """
 
     name = "multilevel"
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     def __init__(self, interval_s: float | None = None, remote_every: int | None = None) -> None:
         above_0(self.name, interval=interval_s, remote_every=remote_every)
@@ -123,7 +123,7 @@ class InMemory:
     """
 
     name = "in-memory"
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     def __init__(
         self, copies: int = 2, remote_s: float = 3 * 3600.0, interval_s: float | None = None

@@ -9,7 +9,7 @@ from sim import theory
 from sim.errors import SimError
 from sim.policies.around import Around, known
 from sim.policies.base import (
-    EACH_CHECKPOINT,
+    ROUTINE,
     Action,
     Checkpoint,
     Event,
@@ -100,7 +100,7 @@ class Predicted:
     """
 
     name = "predicted"
-    ignores = EACH_CHECKPOINT
+    ignores = ROUTINE
 
     def __init__(self, recall: float) -> None:
         if not 0 <= recall < 1:

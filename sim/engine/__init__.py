@@ -1,0 +1,5 @@
+"""The engine: plays one replication of one cell."""
+
+from sim.engine.dispatch import simulate
+
+__all__ = ["simulate"]

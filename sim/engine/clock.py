@@ -1,0 +1,20 @@
+"""Simpy's clock, which counts the events that were made: what a replication costs, whatever the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import simpy
+from simpy.events import Event, EventPriority
+
+
+class Clock(simpy.Environment):
+    """An environment that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = 0
+
+    def schedule(self, event: Event, priority: EventPriority = EventPriority(1), delay: Any = 0) -> None:  # noqa: B008
+        self.events += 1
+        super().schedule(event, priority, delay)

@@ -1,0 +1,84 @@
+"""Checkpoints that exist: which of them count, and which survive a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sim.engine.terms import MEMORY, Terms
+
+SAME_S = 1e-6
+"""Times this close are one: what ends as a failure strikes has ended."""
+
+
+@dataclass(slots=True)
+class Save:
+    """A checkpoint.
+
+    Attributes:
+        level: where it is.
+        work_s: work that it holds.
+        number: of the last checkpoint of the interval up to it.
+        at_s: when its stall was over.
+        valid_s: when it counts; infinite while nobody knows.
+        parts: checkpoints of changes that a restart reads beside the last whole one.
+
+    """
+
+    level: str
+    work_s: float
+    number: int
+    at_s: float
+    valid_s: float
+    parts: int = 0
+
+
+class Saves:
+    """The checkpoints of one gang: of each level the last that counts, and those that do not yet."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._by_level: dict[str, list[Save]] = {}
+
+    def add(self, save: Save, now_s: float) -> None:
+        """One more; of the same level, those that it makes useless are gone."""
+        kept = self._by_level.setdefault(save.level, [])
+        kept.append(save)
+        counting = [i for i, one in enumerate(kept) if one.valid_s <= now_s + SAME_S]
+        if counting:
+            del kept[: counting[-1]]
+
+    def best(self, now_s: float) -> Save | None:
+        """The one with most work that counts; of equal ones that of the cheapest level."""
+        found: Save | None = None
+        for level in self._in_order():
+            for save in self._by_level[level]:
+                if save.valid_s <= now_s + SAME_S and (found is None or save.work_s > found.work_s):
+                    found = save
+        return found
+
+    def fail(self, now_s: float, severity: int, lost: Iterable[int], copies: int) -> None:
+        """What a failure leaves: nothing that does not count yet, and no level that is lost with it.
+
+        Args:
+            now_s: when it strikes.
+            severity: of the failure.
+            lost: places of the gang whose machines' memory is gone since the last restart.
+            copies: of in-memory replicas, in groups of so many places.
+
+        """
+        for level, kept in self._by_level.items():
+            if level == MEMORY:
+                gone = bool(copies) and _group_gone(set(lost), copies)
+            else:
+                gone = severity >= self._terms.places[level].severity
+            kept[:] = [] if gone else [save for save in kept if save.valid_s <= now_s + SAME_S]
+
+    def _in_order(self) -> list[str]:
+        known = [MEMORY, *self._terms.places]
+        return [level for level in known if level in self._by_level]
+
+
+def _group_gone(lost: set[int], copies: int) -> bool:
+    groups = {place // copies for place in lost}
+    return any(all(group * copies + k in lost for k in range(copies)) for group in groups)
