@@ -13,6 +13,7 @@ import importlib
 import io
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,10 @@ class Cell:
     name: str
     policy: str
     params: Params
+    units: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of parameters that are times or sizes: s, B."""
+    interval_s: float | None = None
+    """The interval that the policy of a training job sets at the start, None if it sets none."""
     values: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     statuses: list[str] = field(default_factory=list[str])
     recoveries_s: list[float] = field(default_factory=list[float])
@@ -86,18 +91,11 @@ class Cell:
         return len(self.statuses)
 
     def add(self, outcome: Outcome, replication: int) -> None:
-        """Add the next replication, and its number.
-
-        Raises:
-            SimError: it has other metrics than the ones before.
-
-        """
+        """Add the next replication, and its number. A metric that it does not have is not a number in it."""
         metrics = outcome.metrics | {BUCKET + name: value for name, value in outcome.buckets.items()}
-        if self.statuses and metrics.keys() != self.values.keys():
-            odd = sorted(metrics.keys() ^ self.values.keys())
-            raise SimError(f"could not collect results of {self.name}: not every replication has {odd[0]}")
-        for name, value in metrics.items():
-            self.values.setdefault(name, []).append(float(value))
+        for name in dict.fromkeys([*self.values, *metrics]):
+            earlier = self.values.setdefault(name, [math.nan] * self.replications)
+            earlier.append(float(metrics.get(name, math.nan)))
         if replication < RECOVERY_REPLICATIONS:
             self.recoveries_s += outcome.recoveries_s
         self.statuses.append(outcome.status)
@@ -105,17 +103,15 @@ class Cell:
 
     def extend(self, other: Cell) -> None:
         """Add the replications that follow on these."""
-        if not self.statuses:
-            self.values = {name: list(values) for name, values in other.values.items()}
-        else:
-            for name, values in other.values.items():
-                self.values[name] += values
+        for name in dict.fromkeys([*self.values, *other.values]):
+            earlier = self.values.setdefault(name, [math.nan] * self.replications)
+            earlier += other.values.get(name, [math.nan] * other.replications)
         self.statuses += other.statuses
         self.recoveries_s += other.recoveries_s
         self.spans += other.spans
 
     def summary(self, metric: str) -> Summary:
-        """Mean, interval and quantiles of a metric.
+        """Mean, interval and quantiles of a metric, over the replications that have it.
 
         Raises:
             SimError: the cell has no such metric.
@@ -124,7 +120,7 @@ class Cell:
         if metric not in self.values:
             known = ", ".join(sorted(name for name in self.values if not name.startswith(BUCKET)))
             raise SimError(f"could not find metric '{metric}' of {self.name}; there are {known}")
-        return summarise(self.values[metric])
+        return summarise([value for value in self.values[metric] if not math.isnan(value)] or [math.nan])
 
 
 @dataclass
@@ -272,6 +268,8 @@ def _run_json(results: Results) -> str:
                 "name": cell.name,
                 "policy": cell.policy,
                 "params": dict(cell.params),
+                "units": dict(cell.units),
+                "interval_s": cell.interval_s,
                 "replications": cell.replications,
                 "statuses": {status: cell.statuses.count(status) for status in sorted(set(cell.statuses))},
             }
@@ -300,6 +298,8 @@ def load(folder: Path) -> Results:
                 cell["name"],
                 cell["policy"],
                 cell["params"],
+                cell["units"],
+                cell["interval_s"],
                 statuses=[s for s, count in cell["statuses"].items() for _ in range(count)],
             )
             for cell in run["cells"]
@@ -346,7 +346,7 @@ def part_bytes(sha256: str, cell: Cell, start: int) -> bytes:
 def read_part(path: Path, sha256: str, cell: Cell) -> Cell | None:
     """What a part holds, None if it is broken or of another study."""
     pa = pyarrow()
-    found = Cell(cell.name, cell.policy, cell.params)
+    found = Cell(cell.name, cell.policy, cell.params, cell.units)
     try:
         content = parquet().read_table(path)
         extra = json.loads(content.schema.metadata[b"torpor"])
