@@ -12,15 +12,16 @@ from typing import Literal, Protocol
 
 EventKind = Literal[
     "start", "checkpoint", "persisted", "failure", "repaired", "restart", "notice", "prediction", "tick",
-    "preempt", "arrival", "idle", "resume",
+    "answer", "preempt", "arrival", "idle", "resume",
 ]  # fmt: skip
 """What can happen.
 
 start: work begins. checkpoint: one was taken, its stall is over. persisted: it counts from now on. failure:
 work stopped. repaired: a machine is whole again. restart: work goes on after a failure. notice: a machine
 will be taken (`cause`) in `lead_s`. prediction: one is said to fail in `lead_s`. tick: time to choose where
-to run. preempt: a job of higher priority wants the machines. arrival: a request came and no replica is free.
-idle: a replica has nothing to do any more. resume: a session whose cache is not in memory goes on.
+to run. answer: whether what was just asked for at a tick is to be had (`success`). preempt: a job of higher
+priority wants the machines. arrival: a request came and no replica is free. idle: a replica has nothing to do
+any more. resume: a session whose cache is not in memory goes on.
 """
 
 Cause = Literal["", "process", "node", "group", "maintenance", "spot"]
@@ -43,6 +44,7 @@ class Event:
         replica: of a failure: whether a machine that still runs holds the whole state of the job as it was
             when work stopped (data-parallel replicas do).
         tokens: of the kind `resume`: how long the session's cache is.
+        success: of the kind `answer`.
 
     """
 
@@ -53,6 +55,7 @@ class Event:
     lead_s: float = 0.0
     replica: bool = False
     tokens: int = 0
+    success: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +72,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A region as it is known now: dollars an hour; `spot` is whether there is spot capacity, None if nobody
-    has looked at it at this tick.
+    """A region, or a zone of one, as it is known now: dollars an hour.
+
+    `area`: zones of one area share their storage. `lasts_s`: for how long there is spot capacity from now on,
+    0 for none; known to an oracle only.
     """
 
     name: str
+    area: str
     spot_price: float
     on_demand_price: float
-    spot: bool | None = None
+    lasts_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -128,9 +134,10 @@ class State:
         tick_s: time between ticks.
         spot: whether spot capacity is to be had now, where the job is.
         place: where the job runs; none right after its spot machine was taken.
-        region: the region it is in.
+        region: the region it is in, or was in last; "" before the first.
         regions: all regions, empty where there is one only.
-        move_cost: dollars that taking the job's checkpoint to another region costs.
+        move_cost: dollars that taking the job's checkpoint to another area costs.
+        state_bytes: size of a checkpoint.
         starting_s: what is left of the last restart.
         service: replicas, for an inference service.
         cache_restore_s: time to load a token's cache, None if it is not kept.
@@ -161,6 +168,7 @@ class State:
     region: str = ""
     regions: tuple[Region, ...] = ()
     move_cost: float = 0.0
+    state_bytes: float = 0.0
     starting_s: float = 0.0
     service: Service | None = None
     cache_restore_s: float | None = None
@@ -275,14 +283,17 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Look which regions have spot capacity, then ask again at this tick; each look costs time or money."""
+    """Look for spot capacity in a region, by starting a machine there for a minute: an `answer` follows."""
 
-    regions: tuple[str, ...]
+    region: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunOn:
-    """Run there from now on; none releases what the job has. "" is the region the job is in."""
+    """Run there from now on; none releases what the job has. "" is the region the job is in.
+
+    Where there is no spot capacity the job stays as it is. An `answer` follows.
+    """
 
     place: Place
     region: str = ""

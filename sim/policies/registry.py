@@ -51,6 +51,9 @@ _BUILT_IN = {
     "greedy": "sim.policies.spot:Greedy",
     "uniform-progress": "sim.policies.spot:UniformProgress",
     "on-demand": "sim.policies.spot:OnDemand",
+    "up-failover": "sim.policies.regions:Failover",
+    "up-availability": "sim.policies.regions:Availability",
+    "up-availability-price": "sim.policies.regions:AvailabilityPrice",
 }
 
 Kind = Literal["duration", "number", "count", "flag", "text", "list", "policy", "any"]

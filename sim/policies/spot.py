@@ -12,12 +12,12 @@ from sim.errors import SimError
 from sim.policies.base import Action, Event, Place, RunOn, State
 
 
-def _ticks_s(state: State, work_s: float) -> float:
+def ticks_s(state: State, work_s: float) -> float:
     """Time for work, in whole ticks."""
     return math.ceil(work_s / state.tick_s) * state.tick_s
 
 
-def _room_s(state: State) -> float:
+def room_s(state: State) -> float:
     """Whole ticks until the deadline."""
     if state.deadline_s is None:
         raise SimError("could not choose a machine: the job has no deadline; give it one")
@@ -26,11 +26,11 @@ def _room_s(state: State) -> float:
 
 def _safe(state: State, want: Place) -> Place:
     """What is wanted, unless only a machine that nobody takes away still meets the deadline."""
-    room_s, left_s = _room_s(state), state.work_s - state.done_s
+    room, left_s = room_s(state), state.work_s - state.done_s
     # Two restarts: the job would have to start once more on demand after a start on spot that fails.
-    if _ticks_s(state, left_s + 2 * state.restart_s) >= room_s and state.place != "spot":
+    if ticks_s(state, left_s + 2 * state.restart_s) >= room and state.place != "spot":
         want = "on-demand"
-    if _ticks_s(state, left_s + state.restart_s) >= room_s:
+    if ticks_s(state, left_s + state.restart_s) >= room:
         want = "spot" if state.place == "spot" and state.starting_s < 1e-3 else "on-demand"
     return want
 
