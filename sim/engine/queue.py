@@ -1,0 +1,614 @@
+"""A queue of gang jobs on a cluster: priorities, preemption, failures, maintenance.
+
+Jobs start in order of priority, then of arrival; one that does not fit holds up those behind it. A job that
+could start if lower ones made room asks their policies to, the lowest and youngest first. A failed job
+queues again where it was. Checkpoints between two events of a job are counted, not played.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import simpy
+
+from sim.config import Config, GroupFailures, JobClass, NodeFailures, Queue, Storage, TraceFailures
+from sim.engine import hardware
+from sim.engine.hardware import Announcement, Incident, Item
+from sim.errors import SimError
+from sim.laws import Law
+from sim.ledger import Ledger, Outcome, Span, Status
+from sim.policies.base import (
+    Action,
+    Checkpoint,
+    Event,
+    EventKind,
+    Migrate,
+    Policy,
+    Preempt,
+    Requeue,
+    SetInterval,
+    State,
+)  # fmt: skip
+from sim.streams import Streams
+
+MOST_FRUITLESS = 10_000
+"""Starts of one job that kept nothing after which it is taken never to end."""
+
+_Phase = Literal["waiting", "preempted", "starting", "working", "saving", "moving", "detecting", "done"]
+
+_BUCKET: dict[_Phase, str] = {
+    "waiting": "waiting", "preempted": "preempted", "starting": "startup", "saving": "checkpoint_stall",
+    "moving": "migration", "detecting": "detection",
+}  # fmt: skip
+"""Where the time in a phase goes; that of work is divided by `_Progress`."""
+
+
+@dataclass(slots=True)
+class _Job:
+    number: int
+    kind: JobClass
+    arrived_s: float
+    work_s: float
+    policy: Policy
+    mtbf_s: float | None
+    phase: _Phase = "waiting"
+    since_s: float = 0.0  # when the phase began
+    nodes: list[int] = field(default_factory=list[int])
+    kept_s: float = 0.0  # work in the last checkpoint
+    base_s: float = 0.0  # work in memory when this stretch of work began
+    interval_s: float = math.inf
+    stall_s: float = 0.0
+    starts: int = 0
+    fruitless: int = 0
+    version: int = 0  # what was planned for an older one is void
+    ended_s: float = math.inf
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Place in the queue, the lowest first."""
+        return (-self.kind.priority, self.arrived_s, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    memory_s: float
+    kept_s: float
+    stalled_s: float
+
+
+def _progress(job: _Job, now_s: float) -> _Progress:
+    """What a stretch of work has come to: whole cycles of interval and stall, and a part of one."""
+    spent_s = now_s - job.since_s
+    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
+    if spent_s <= first_s:
+        return _Progress(job.base_s + spent_s, job.kept_s, 0.0)
+    spent_s -= first_s
+    reached_s = job.base_s + first_s
+    if spent_s < job.stall_s:
+        return _Progress(reached_s, job.kept_s, spent_s)
+    cycles, rest_s = divmod(spent_s - job.stall_s, job.interval_s + job.stall_s)
+    kept_s = reached_s + cycles * job.interval_s
+    stalled_s = (1 + cycles) * job.stall_s + max(0.0, rest_s - job.interval_s)
+    return _Progress(kept_s + min(rest_s, job.interval_s), kept_s, stalled_s)
+
+
+def _needs_s(job: _Job) -> float:
+    """How long the rest of the work takes with its checkpoints, the last of which is not taken."""
+    left_s = job.work_s - job.base_s
+    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
+    if left_s <= first_s:
+        return left_s
+    return left_s + job.stall_s * max(1, math.ceil((left_s - first_s) / job.interval_s - 1e-9))
+
+
+def job_rate(config: Config, nodes: int) -> float:
+    """Failures a second that a job on so many nodes meets, on average; 0 where there are none."""
+    rate = 0.0
+    for source in config.failures:
+        match source:
+            case NodeFailures():
+                rate += nodes / source.law.mean
+            case GroupFailures():
+                members = hardware.groups(config.cluster, source.scope)
+                rate += min(len(members), math.ceil(nodes / len(members[0]))) / source.law.mean
+            case TraceFailures():
+                rate += len(source.faults) / source.span_s * nodes / config.cluster.machines
+    return rate
+
+
+class _Cluster:
+    """Machines: which are free, away, or about to go."""
+
+    def __init__(self, machines: int) -> None:
+        self.free = list(range(machines))
+        self.away: dict[int, float] = {}
+        self.leaving: set[int] = set()
+        self.user: dict[int, _Job] = {}
+
+    def usable(self) -> list[int]:
+        """Free machines that stay."""
+        return [node for node in self.free if node not in self.leaving]
+
+    def take(self, job: _Job, count: int) -> list[int]:
+        """Give a job so many free machines."""
+        taken = self.usable()[:count]
+        gone = set(taken)
+        self.free = [node for node in self.free if node not in gone]
+        for node in taken:
+            self.user[node] = job
+        return taken
+
+    def give_back(self, nodes: list[int]) -> None:
+        """Machines of a job are free again, but for those that are away."""
+        for node in nodes:
+            del self.user[node]
+            if node not in self.away:
+                heapq.heappush(self.free, node)
+        self.free.sort()
+
+    def lose(self, node: int, back_s: float) -> None:
+        """A machine goes until then."""
+        self.away[node] = max(back_s, self.away.get(node, 0.0))
+        if node in self.free:
+            self.free.remove(node)
+
+    def regain(self, node: int, now_s: float) -> None:
+        """A machine is back, unless something else keeps it away for longer."""
+        if self.away.get(node, math.inf) > now_s:
+            return
+        del self.away[node]
+        self.leaving.discard(node)
+        if node not in self.user:
+            self.free = sorted([*self.free, node])
+
+
+class _Run:
+    def __init__(self, config: Config, work: Queue, streams: Streams, policy: Policy, timeline: bool) -> None:
+        self.config, self.work, self.streams, self.policy = config, work, streams, policy
+        self.env = simpy.Environment()
+        self.cluster = _Cluster(config.cluster.machines)
+        self.ledger = Ledger()
+        self.spans: list[Span] | None = [] if timeline else None
+        self.queue: list[_Job] = []
+        self.jobs: list[_Job] = []
+        self.running: dict[int, _Job] = {}  # those that have machines
+        self.coming = 0  # classes whose next job is on its way
+        self.unfinished = 0
+        self.numbers = itertools.count()
+        self.recoveries: list[float] = []
+        self.failed_at: dict[int, float] = {}
+        self.counts = dict.fromkeys(("failures", "preemptions", "migrations", "checkpoints", "events"), 0.0)
+        self.node_s = dict.fromkeys(("held", "useful"), 0.0)
+        self.livelock = False
+        self.storage: Storage | None = config.storage[-1] if config.storage else None
+
+    # Time
+
+    def at(self, delay_s: float, act: Callable[[], None]) -> None:
+        def fire(_: simpy.Event) -> None:
+            self.counts["events"] += 1
+            act()
+
+        self.env.timeout(max(0.0, delay_s)).callbacks.append(fire)  # pyright: ignore[reportUnknownMemberType]
+
+    def for_job(self, job: _Job, delay_s: float, act: Callable[[_Job], None]) -> None:
+        """Do it unless the job's phase changes before."""
+        version = job.version
+        self.at(delay_s, lambda: act(job) if job.version == version else None)
+
+    def cost(self, law: Law) -> float:
+        return float(law.sample(self.streams.noise, 1)[0])
+
+    def _moved_s(self, bandwidth: float, law: Law | None, nodes: int) -> float:
+        if law is not None:
+            return self.cost(law)
+        shared = self.storage is not None and self.storage.shared
+        return self.work.state_bytes / (bandwidth if shared else bandwidth * nodes)
+
+    def save_s(self, job: _Job) -> float:
+        """What a checkpoint stalls a job."""
+        storage = self.storage
+        return 0.0 if storage is None else self._moved_s(storage.write_bps, storage.stall, job.kind.nodes)
+
+    def restore_s(self, job: _Job) -> float:
+        """What reading one back takes."""
+        storage = self.storage
+        if storage is None or job.kept_s == 0:
+            return 0.0
+        return self._moved_s(storage.read_bps, storage.restore, job.kind.nodes)
+
+    # Phases of a job
+
+    def enter(self, job: _Job, phase: _Phase) -> None:
+        """End a phase, put its time into its bucket, begin another."""
+        now_s = self.env.now
+        spent_s = now_s - job.since_s
+        if job.phase == "working":
+            seen = _progress(job, now_s)
+            if phase == "done":
+                seen = _Progress(job.work_s, job.work_s, spent_s - (job.work_s - job.base_s))
+            self.ledger.add("goodput", seen.memory_s - job.base_s)
+            self.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
+            if job.stall_s > 0 and math.isfinite(job.interval_s):
+                self.counts["checkpoints"] += round((seen.kept_s - job.kept_s) / job.interval_s)
+            if seen.kept_s > job.kept_s:
+                job.fruitless = 0
+            job.base_s, job.kept_s = seen.memory_s, seen.kept_s
+        elif job.phase != "done":
+            self.ledger.add(_BUCKET[job.phase], spent_s)
+        if job.nodes:
+            self.node_s["held"] += spent_s * len(job.nodes)
+        if self.spans is not None and spent_s > 0:
+            self.spans.append(Span(job.since_s, now_s, f"job{job.number}", job.phase, job.kind.name))
+        job.phase, job.since_s = phase, now_s
+        job.version += 1
+
+    def tell(self, job: _Job, kind: EventKind, item: Item | None = None) -> list[Action]:
+        """Ask the job's policy; what it says of the interval is done here."""
+        if job.phase == "working":
+            self.resume(job)  # what was done by now is done with the old interval
+        state = State(
+            now_s=self.env.now - job.arrived_s,
+            work_s=job.work_s,
+            done_s=job.kept_s,
+            risk_s=job.base_s - job.kept_s,
+            stall_s=job.stall_s,
+            mtbf_s=job.mtbf_s,
+            restart_s=self.config.costs.restart.mean,
+            migrate_s=None if self.config.costs.migrate is None else self.config.costs.migrate.mean,
+            nodes=job.kind.nodes,
+            spares=len(self.cluster.usable()),
+        )
+        lead_s = item.lead_s if isinstance(item, Announcement) else 0.0
+        event = Event(kind, cause=item.cause if item else "", lead_s=lead_s)
+        actions = job.policy.on_event(state, event)
+        for action in actions:
+            if isinstance(action, SetInterval):
+                job.interval_s = math.inf if action.work_s is None else action.work_s
+            elif not isinstance(action, Checkpoint | Migrate | Requeue | Preempt):
+                raise SimError(
+                    f"could not play a queue with policy '{job.policy.name}': it asks for "
+                    f"{type(action).__name__}, which a queue does not have; use another policy"
+                )
+        if job.phase == "working":
+            self.resume(job)
+        return actions
+
+    def start(self, job: _Job) -> None:
+        self.enter(job, "starting")
+        job.nodes = self.cluster.take(job, job.kind.nodes)
+        self.running[job.number] = job
+        costs = self.config.costs
+        first = job.starts == 0
+        job.starts += 1
+        job.stall_s = self.save_s(job)
+        starting_s = self.cost(costs.startup if first else costs.restart) + self.restore_s(job)
+        self.for_job(job, starting_s, self.work_on)
+
+    def work_on(self, job: _Job) -> None:
+        self.tell(job, "start" if job.starts == 1 else "restart")
+        if job.number in self.failed_at:
+            self.recoveries.append(self.env.now - self.failed_at.pop(job.number))
+        self.resume(job)
+
+    def resume(self, job: _Job) -> None:
+        self.enter(job, "working")
+        self.for_job(job, _needs_s(job), self.finish)
+
+    def finish(self, job: _Job) -> None:
+        self.enter(job, "done")
+        job.ended_s = self.env.now
+        self.unfinished -= 1
+        self.node_s["useful"] += job.work_s * job.kind.nodes
+        self.release(job)
+        self.schedule()
+
+    def release(self, job: _Job) -> None:
+        self.cluster.give_back(job.nodes)
+        job.nodes = []
+        del self.running[job.number]
+
+    def drop(self, job: _Job) -> None:
+        """Lose what is not kept."""
+        lost_s = job.base_s - job.kept_s
+        self.ledger.move("goodput", "lost_work", lost_s)
+        job.base_s = job.kept_s
+        job.fruitless += 1
+        if job.fruitless > MOST_FRUITLESS:
+            self.livelock = True
+
+    def queue_again(self, job: _Job, phase: _Phase) -> None:
+        self.enter(job, phase)
+        self.release(job)
+        self.queue.append(job)
+        self.queue.sort(key=lambda one: one.rank)
+
+    def save(self, job: _Job, then: Callable[[_Job], None]) -> None:
+        """Take a checkpoint of all there is; only work can be saved."""
+        if job.phase != "working":
+            then(job)
+            return
+        self.enter(job, "saving")
+
+        def saved(one: _Job) -> None:
+            one.kept_s = one.base_s
+            one.fruitless = 0
+            self.counts["checkpoints"] += 1
+            then(one)
+
+        self.for_job(job, self.save_s(job), saved)
+
+    # What happens
+
+    def arrive(self, kind: JobClass, work_s: float) -> None:
+        rate = job_rate(self.config, kind.nodes)
+        policy = copy.deepcopy(self.policy)
+        job = _Job(next(self.numbers), kind, self.env.now, work_s, policy, 1 / rate if rate else None)
+        job.since_s = self.env.now
+        self.unfinished += 1
+        self.jobs.append(job)
+        self.queue.append(job)
+        self.queue.sort(key=lambda one: one.rank)
+        self.schedule()
+
+    def schedule(self) -> None:
+        while self.queue:
+            job = self.queue[0]
+            if len(self.cluster.usable()) >= job.kind.nodes:
+                self.queue.pop(0)
+                self.start(job)
+            elif not self.make_room(job):
+                return
+
+    def make_room(self, job: _Job) -> bool:
+        """Ask lower jobs to go; True if machines are free at once."""
+        lower = [one for one in self.running.values() if one.kind.priority < job.kind.priority]
+        leaving = [one for one in lower if one.phase == "saving"]
+        have = len(self.cluster.usable()) + sum(len(one.nodes) for one in leaving)
+        if have >= job.kind.nodes:
+            return False  # they are on their way
+        chosen: list[tuple[_Job, str]] = []
+        for one in sorted((one for one in lower if one.phase != "saving"), key=lambda one: one.rank)[::-1]:
+            if have >= job.kind.nodes:
+                break
+            answers = [action for action in self.tell(one, "preempt") if isinstance(action, Preempt)]
+            how = answers[-1].how if answers else "none"
+            if how != "none":
+                chosen.append((one, how))
+                have += len(one.nodes)
+        if have < job.kind.nodes:
+            return False
+        for one, how in chosen:
+            self.counts["preemptions"] += 1
+            if how == "checkpoint":
+                self.save(one, self.preempted)
+            else:
+                self.kill(one, "preempted")
+        return len(self.cluster.usable()) >= job.kind.nodes
+
+    def preempted(self, job: _Job) -> None:
+        self.queue_again(job, "preempted")
+        self.schedule()
+
+    def kill(self, job: _Job, phase: _Phase) -> None:
+        if job.phase == "working":
+            self.enter(job, "waiting")
+        self.drop(job)
+        self.queue_again(job, phase)
+
+    def users(self, nodes: Sequence[int]) -> list[_Job]:
+        """Jobs on these machines, each once, in order of the machines."""
+        found = {job.number: job for node in nodes if (job := self.cluster.user.get(node))}
+        return list(found.values())
+
+    def befall(self, item: Item) -> None:
+        nodes = [node for node in item.nodes if node not in self.cluster.away]
+        hit = self.users(nodes)
+        if isinstance(item, Announcement):
+            if item.kind == "notice":
+                self.cluster.leaving.update(nodes)
+            for job in hit:
+                self.warn(job, item)
+            return
+        self.cluster.leaving.difference_update(nodes)
+        if item.down_s > 0:
+            for node in nodes:
+                self.cluster.lose(node, self.env.now + item.down_s)
+            self.at(item.down_s, lambda: self.back(nodes))
+        for job in hit:
+            if job.phase != "detecting":
+                self.fail(job, item)
+        self.schedule()
+
+    def fail(self, job: _Job, incident: Incident) -> None:
+        told = incident.cause in ("maintenance", "spot")
+        if not told:
+            self.counts["failures"] += 1
+        self.failed_at.setdefault(job.number, self.env.now)
+        detection_s = 0.0 if told else self.cost(self.config.costs.detection)
+        self.enter(job, "detecting")
+        self.drop(job)
+        self.tell(job, "failure", incident)
+
+        def noticed(one: _Job) -> None:
+            self.queue_again(one, "waiting")
+            self.schedule()
+
+        self.for_job(job, detection_s, noticed)
+
+    def back(self, nodes: list[int]) -> None:
+        for node in nodes:
+            self.cluster.regain(node, self.env.now)
+        self.schedule()
+
+    def warn(self, job: _Job, said: Announcement) -> None:
+        actions = self.tell(job, said.kind, said)
+        wants = [type(action) for action in actions]
+        saves = [action for action in actions if isinstance(action, Checkpoint)]
+        if Migrate in wants:
+            self.migrate(job, said)
+        elif Requeue in wants:
+            delay_s = saves[0].delay_s if saves else said.lead_s
+            self.for_job(job, delay_s, self.leave if saves else self.leave_unsaved)
+        elif saves:
+            self.for_job(job, saves[0].delay_s, lambda one: self.save(one, self.resume))
+
+    def leave(self, job: _Job) -> None:
+        self.save(job, self.requeue)
+
+    def leave_unsaved(self, job: _Job) -> None:
+        self.kill(job, "waiting")
+        self.schedule()
+
+    def requeue(self, job: _Job) -> None:
+        self.queue_again(job, "waiting")
+        self.schedule()
+
+    def migrate(self, job: _Job, said: Announcement) -> None:
+        """Swap machines under a job that works; without free ones, or while it starts, it stays."""
+        bound = [node for node in job.nodes if node in said.nodes]
+        free = [node for node in self.cluster.usable() if node not in said.nodes]
+        if job.phase != "working" or len(free) < len(bound) or self.config.costs.migrate is None:
+            return
+        self.counts["migrations"] += 1
+        self.enter(job, "moving")
+        keep = [node for node in job.nodes if node not in bound]
+        new = free[: len(bound)]
+        self.cluster.give_back(bound)
+        self.cluster.free = [node for node in self.cluster.free if node not in new]
+        self.cluster.user.update(dict.fromkeys(new, job))
+        job.nodes = sorted([*keep, *new])
+        self.for_job(job, self.cost(self.config.costs.migrate), self.resume)
+
+    # The whole
+
+    def feed_jobs(self) -> None:
+        for number, kind in enumerate(self.work.classes):
+            if kind.nodes > self.config.cluster.machines:
+                raise SimError(
+                    f"could not play a queue: jobs of class '{kind.name}' need {kind.nodes} nodes and the "
+                    f"cluster has {self.config.cluster.machines}; make it larger"
+                )
+            if kind.gaps is None and kind.most is None:
+                raise SimError(
+                    f"could not play a queue: class '{kind.name}' has no end; say how many jobs, or how "
+                    "often they come"
+                )
+            if kind.most is None and not math.isfinite(self.config.horizon_s):
+                raise SimError(
+                    f"could not play a queue: jobs of class '{kind.name}' come for ever; give a horizon or "
+                    "say how many"
+                )
+            self.coming += 1
+            self.next_arrival(kind, self.streams.make("workload", number), 0)
+
+    def next_arrival(self, kind: JobClass, rng: np.random.Generator, sent: int) -> None:
+        """Plan a job of the class; it plans the one after it."""
+        if kind.most is not None and sent >= kind.most:
+            self.coming -= 1
+            return
+        gap_s = 0.0 if kind.gaps is None else float(kind.gaps.sample(rng, 1)[0])
+        work_s = float(kind.work.sample(rng, 1)[0])
+
+        def come() -> None:
+            self.arrive(kind, work_s)
+            self.next_arrival(kind, rng, sent + 1)
+
+        self.at(gap_s, come)
+
+    def play(self) -> Status:
+        source = hardware.stream(self.config, self.streams)
+        self.feed_jobs()
+
+        def next_item() -> None:
+            item = next(source, None)
+            if item is not None:
+                self.at(item.at_s - self.env.now, lambda: come(item))
+
+        def come(item: Item) -> None:
+            self.befall(item)
+            next_item()
+
+        next_item()
+        while not self.livelock:
+            if not self.coming and self.unfinished == 0:
+                return "done"
+            if self.env.peek() > self.config.horizon_s:
+                return "horizon"
+            self.env.step()
+        return "livelock"
+
+
+def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Outcome:
+    """Play a queue to its end or its horizon.
+
+    The wall time is that of all jobs together, each from its arrival to its end: `goodput` of it is work.
+
+    Raises:
+        SimError: a class of jobs does not fit the cluster or has no end, or the policy asks for what a queue
+            does not have.
+
+    """
+    work = config.workload
+    assert isinstance(work, Queue)
+    played = _Run(config, work, streams, policy, timeline)
+    status = played.play()
+    return _outcome(played, status)
+
+
+def _outcome(played: _Run, status: Status) -> Outcome:
+    config = played.config
+    end_s = config.horizon_s if status == "horizon" else played.env.now
+    wall_s = 0.0
+    for job in played.jobs:
+        if job.phase != "done":
+            _cut(played, job, end_s)
+        wall_s += min(job.ended_s, end_s) - job.arrived_s
+    buckets = played.ledger.buckets()
+    done = [job for job in played.jobs if job.phase == "done" and job.arrived_s >= config.warmup_s]
+    machines = config.cluster.machines
+    metrics = {
+        "wall_s": wall_s,
+        "goodput_s": buckets["goodput"],
+        "ettr": buckets["goodput"] / wall_s if wall_s else 0.0,
+        "makespan_s": end_s,
+        "jobs": float(len(played.jobs)),
+        "jobs_done": float(sum(job.phase == "done" for job in played.jobs)),
+        "time_in_system_s": _mean([job.ended_s - job.arrived_s for job in done]),
+        "slowdown": _mean([(job.ended_s - job.arrived_s) / job.work_s for job in done if job.work_s]),
+        "node_utilisation": played.node_s["held"] / (machines * end_s) if end_s else 0.0,
+        "node_goodput": played.node_s["useful"] / (machines * end_s) if end_s else 0.0,
+        "lost_work_s": buckets["lost_work"],
+        "recovery_s": _mean(played.recoveries),
+        "cost_usd": machines * end_s * config.costs.node_usd_per_s,
+        **played.counts,
+    }
+    for kind in played.work.classes:
+        own = [job.ended_s - job.arrived_s for job in done if job.kind is kind]
+        metrics[f"time_in_system.{kind.name}_s"] = _mean(own)
+    return Outcome(status, metrics, buckets, played.recoveries, played.spans or [])
+
+
+def _cut(played: _Run, job: _Job, end_s: float) -> None:
+    """Count a job until the end of watching, whatever it is in."""
+    spent_s = end_s - job.since_s
+    if job.phase == "working":
+        seen = _progress(job, end_s)
+        played.ledger.add("goodput", seen.memory_s - job.base_s)
+        played.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
+    else:
+        played.ledger.add(_BUCKET[job.phase], spent_s)
+    played.node_s["held"] += spent_s * len(job.nodes)
+    if played.spans is not None and spent_s > 0:
+        played.spans.append(Span(job.since_s, end_s, f"job{job.number}", job.phase, job.kind.name))
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
