@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from compat.gpus import Gpu
-from compat.probes import cgroups, kernel, machine, namespaces, resources, security, tools
+from compat.probes import cgroups, kernel, machine, namespaces, processor, resources, security, tools
 from compat.probes.base import Probe, System
 
 CgroupMode = Literal["v1", "hybrid", "v2"]
@@ -90,7 +90,7 @@ class Profile:
 
 _STABLE: Sequence[Probe] = (
     *(machine.read, machine.processor, cgroups.read, security.read, security.capabilities),
-    *(namespaces.read, kernel.paths, tools.versions),
+    *(namespaces.read, kernel.paths, tools.versions, processor.xsave),
 )
 _NOW: Sequence[Probe] = (resources.memory, resources.hugepages, resources.disk)
 
@@ -128,10 +128,10 @@ def now(profile: Profile, system: System) -> Profile:
 def full(system: System) -> Profile:
     """Everything there is to know of this node. Takes a second or two: CRIU tries each of its features."""
     # Only for people and schedulers, and slow to load.
-    from compat.probes import gpus, netfilter, processor
+    from compat.probes import gpus, netfilter
 
     slow = (
-        *(processor.read, processor.xsave, tools.criu_features, kernel.userfaultfd, netfilter.read),
+        *(processor.read, tools.criu_features, kernel.userfaultfd, netfilter.read),
         *(gpus.read, resources.storage),
     )
     return _ask(

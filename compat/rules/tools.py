@@ -39,8 +39,9 @@ def absent(case: Case) -> Iterator[Finding]:
             f"the CRIU of {case.where()} does not work there: {node.unknown.get('criu_works', 'criu check')}",
             "install a CRIU that knows this kernel (torpor toolchain install)",
         )
-    elif "criu" not in node.tools and not case.local:
-        known = bool(node.tools) and "tools.criu" not in node.unknown
+        return
+    known = bool(node.tools) and "tools.criu" not in node.unknown
+    if "criu" not in node.tools and (known or not case.local):
         yield finding(
             "criu.absent",
             "refuse" if known else "unknown",

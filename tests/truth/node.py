@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import struct
+import subprocess
+import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from engines.criu.images import read_file, schema
+from tests.support.containers import PREFIX
 from tests.truth import sources
 from tests.truth.place import World
 from tests.truth.scenario import Scenario, Source, as_it_is
@@ -47,13 +54,47 @@ def _lost(pattern: str) -> Callable[[World], object]:
     return change
 
 
-def _with(release: Release) -> Callable[[World], object]:
-    """The node has other tools."""
+def _with(release: Release, *, afar: bool = False) -> Callable[[World], object]:
+    """The node has other tools. afar: torpor is asked elsewhere."""
 
     def change(world: World) -> None:
-        world.tools = release
+        world.tools, world.afar = release, afar
 
     return change
+
+
+def _of_arm(world: World) -> None:
+    """The image says that it was made on another architecture, which is all that CRIU goes by."""
+    types = schema(PREFIX / "python")
+    for path in world.own_image().glob("core-*.img"):
+        (core,) = read_file(path, "CORE", types)
+        core.mtype = core.AARCH64
+        data = core.SerializeToString()
+        path.write_bytes(path.read_bytes()[:8] + struct.pack("<I", len(data)) + data)
+    assert world.host
+    world.host = replace(world.host, arch="aarch64", cpu_flags=("asimd", "fp"))
+
+
+def _full_disk(world: World) -> None:
+    """The root file system is small, and the image unpacks more into it."""
+    kept = world.bundle_path / "kept"
+    world.rootfs.rename(kept)
+    world.rootfs.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", world.rootfs]
+    subprocess.run(mounting, check=True)
+    world.closers.append(lambda: subprocess.run(["umount", "--lazy", world.rootfs], check=True))
+    subprocess.run(["cp", "-a", f"{kept}/.", world.rootfs], check=True)
+    world.unpack = world.bundle_path / "changes.tar"
+    with tarfile.open(world.unpack, "w") as tar:
+        member = tarfile.TarInfo("data/large")
+        member.size = 8 << 20
+        tar.addfile(member, io.BytesIO(os.urandom(member.size)))
+
+
+def _other_image(world: World) -> None:
+    """The new container has another image, in which nothing differs that is open."""
+    world.spec["annotations"] |= sources.crio_image("example.org/app@sha256:" + "2" * 64)
+    (world.rootfs / "etc/release").write_text("2\n")
 
 
 def _of(
@@ -67,6 +108,15 @@ SCENARIOS = (
     _of("made and restored by CRIU 4.1", sources.OF_OLD_CRIU, _with("criu-4.1")),
     _of("restored by CRIU 4.1, made by a later one", sources.PLAIN, _with("criu-4.1")),
     _of("a CRIU too old for the kernel", sources.PLAIN, _with("criu-3.17")),
+    _of("no CRIU", sources.PLAIN, _with("no-criu")),
+    _of("no CRIU, asked from afar", sources.PLAIN, _with("no-criu", afar=True)),
+    _of("the same tools, asked from afar", sources.PLAIN, _with("", afar=True)),
+    _of("an older runsc", sources.SANDBOX, _with("runsc-2022")),
+    _of("an older runsc, asked from afar", sources.SANDBOX, _with("runsc-2022", afar=True)),
+    _of("an image of another architecture", sources.PLAIN, _of_arm),
+    _of("a disk too full for what the image changed", sources.PLAIN, _full_disk),
+    _of("a tunnel", sources.TUNNEL),
+    _of("another container image, nothing open differs", sources.NAMED_IMAGE, _other_image),
     _of("restored through an older runc", sources.PLAIN, _with("runc-1.1")),
     _of("its source lives on beside it", sources.ALIVE),
     _of("another control group", sources.PLAIN, _other_cgroup),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compat import verdict
+from compat.profile import Profile
 from compat.rules.case import Origin
 from engines import registry
 from engines.api import (
@@ -35,8 +36,10 @@ from shim import admission, bundle, prospects, restore
 from shim.config import Config
 from shim.conformance.streams import Output, borrowed
 from shim.errors import ShimError
+from shim.images.apply import apply
 from shim.images.manifest import Manifest
 from shim.launcher import RUNSC_ARGS
+from shim.toolchain.find import search_path
 from tests.support.admission import manifest as manifest_of
 from tests.support.containers import (
     PREFIX,
@@ -76,7 +79,11 @@ class Dumped:
 
 @dataclass(kw_only=True)
 class World:
-    """What a new container gets. A scenario changes one thing of it."""
+    """What a new container gets. A scenario changes one thing of it.
+
+    host: the node of the dump. afar: torpor is asked on another node, with this one's profile. unpack: the
+    changes of the image, which are to be unpacked into the root file system before the restore.
+    """
 
     place: Place
     dumped: Dumped
@@ -84,8 +91,11 @@ class World:
     spec: dict[str, Any]
     bundle_path: Path
     image_path: Path
+    host: Profile | None
     tcp: Literal["keep", "close"] = "close"
     tools: Release = ""
+    afar: bool = False
+    unpack: Path | None = None
     runtime_args: tuple[str, ...] = ()
     closers: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
 
@@ -189,7 +199,7 @@ class Place:
                 runtime_path=programs / "runc",
                 root_path=self.lab.runc.root,
                 state_path=self.lab.path / "state" / container_id,
-                search_path=f"{programs}:{SEARCH_PATH}",
+                search_path=search_path(programs.parent),
                 python_path=PREFIX / "python",
             ),
         )
@@ -222,7 +232,10 @@ class Place:
             namespaces = spec["linux"]["namespaces"]
             spec["linux"]["namespaces"] = [entry for entry in namespaces if entry["type"] != "network"]
         source.edit(spec, path)
-        (path / "config.json").write_text(json.dumps(spec))
+        criu = {"org.criu.config": str(path / "criu.conf")} if source.plain else {}
+        (path / "criu.conf").write_text("network-lock nftables\n")
+        written = {**spec, "annotations": {**spec["annotations"], **criu}}
+        (path / "config.json").write_text(json.dumps(written))
         runtime = self.runtime(source)
         with _parent() if source.engine == "criu" else contextlib.nullcontext():
             output = self._run(runtime, container_id, path, terminal=source.terminal)
@@ -238,16 +251,20 @@ class Place:
         image_path = self.lab.path / "images" / container_id
         image_path.parent.mkdir(exist_ok=True)
         engine = self.engine(container_id, source, source.tools)
-        engine.checkpoint(
-            CheckpointRequest(
-                container_id=container_id,
-                bundle_path=path,
-                image_path=image_path,
-                timeout_s=RESTORE_S * self._patience,
-                leave_running=source.lives_on,
-                release_network=not source.client,
+        if source.plain:
+            options = ("--image-path", image_path, "--work-path", path, "--manage-cgroups-mode", "ignore")
+            runtime("checkpoint", *options, container_id)
+        else:
+            engine.checkpoint(
+                CheckpointRequest(
+                    container_id=container_id,
+                    bundle_path=path,
+                    image_path=image_path,
+                    timeout_s=RESTORE_S * self._patience,
+                    leave_running=source.lives_on,
+                    release_network=not source.client,
+                )
             )
-        )
         ticks = output.text.count("tick")
         if not source.lives_on:
             with contextlib.suppress(ChildProcessError):
@@ -295,6 +312,7 @@ class Place:
             spec=spec,
             bundle_path=path,
             image_path=dumped.image_path,
+            host=dumped.manifest.host,
         )
         try:
             scenario.change(world)
@@ -316,21 +334,28 @@ class Place:
             if world.image_path != dumped.image_path:
                 needs = engine.inspect(world.image_path)
             spec = bundle.read_spec(world.bundle_path)
-            host = dumped.manifest.host
+            config, host = self.config(world.tools), world.host
+            origin = Origin(
+                engine_version=host.tools.get("criu", "") if host else "",
+                dump_spec=dumped.spec,
+                rootfs_bytes=world.unpack.stat().st_size if world.unpack else 0,
+                image_ref=prospects.image_ref(dumped.spec),
+                leave_running=dumped.source.lives_on,
+                use="clone",
+            )
+            if world.afar:
+                node = prospects.now(config, world.rootfs)
+                findings = verdict.judge_for(needs, node, dump_host=host, origin=origin)
+                return Prediction.of(findings, time.monotonic() - began)
             findings = restore.admit(
-                self.config(world.tools),
+                config,
                 spec,
                 needs,
-                dumped.manifest,
+                replace_fields(dumped.manifest, host=host),
                 bundle_path=world.bundle_path,
                 what="truth",
                 tcp=world.tcp,
-                origin=Origin(
-                    engine_version=host.tools.get("criu", "") if host else "",
-                    dump_spec=dumped.spec,
-                    leave_running=dumped.source.lives_on,
-                    use="clone",
-                ),
+                origin=origin,
             )
             if isinstance(engine, Judge):
                 admission.refuse(engine.judge(world.image_path), what="truth")
@@ -356,6 +381,9 @@ class Place:
             console_socket_path=output.console_path,
         )
         try:
+            if world.unpack:
+                with world.unpack.open("rb") as diff:
+                    apply(world.rootfs, diff, b"[]", whiteouts="deleted.files")
             with borrowed(output):
                 pid = engine.restore(request).pid
         except EngineError as error:

@@ -42,7 +42,7 @@ class Source:
 
     edit: changes its spec and its bundle before it starts. once: each scenario gets an image of its own.
     client: a live one is connected to port 7000. lives_on: the container runs on beside its image.
-    tools: that dump it. engine: by which.
+    tools: that dump it. engine: by which. plain: dumped by the runtime alone, which looks at nothing first.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Source:
     lives_on: bool = False
     tools: Release = ""
     engine: Literal["criu", "gvisor"] = "criu"
+    plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,6 +113,26 @@ def _device(spec: dict[str, Any], _: Path) -> None:
     }
 
 
+def _tunnel(spec: dict[str, Any], _: Path) -> None:
+    spec["linux"]["devices"] = [
+        {"path": "/dev/net/tun", "type": "c", "major": 10, "minor": 200, "fileMode": 0o666}
+    ]
+    spec["linux"]["resources"] = {
+        "devices": [{"allow": True, "type": "c", "major": 10, "minor": 200, "access": "rwm"}]
+    }
+    grant(spec, "CAP_NET_ADMIN")
+
+
+TUNNEL = Source(
+    name="tunnel",
+    args=counting(
+        "import fcntl, os, struct",
+        "tunnel = os.open('/dev/net/tun', os.O_RDWR)",
+        "fcntl.ioctl(tunnel, 0x400454CA, struct.pack('16sH22x', b't0', 0x1001))",
+    ),
+    edit=_tunnel,
+    plain=True,
+)
 DEVICE = Source(
     name="device",
     args=counting("import os", "log = os.open('/dev/kmsg', os.O_WRONLY)"),
@@ -276,6 +296,19 @@ HOST_PIDS_ALIVE = Source(
     edit=lambda spec, _: drop_namespace(spec, "pid"),
     lives_on=True,
 )
+
+
+def _named_image(spec: dict[str, Any], _: Path) -> None:
+    spec["annotations"] |= crio_image("example.org/app@sha256:" + "1" * 64)
+
+
+def crio_image(reference: str) -> dict[str, str]:
+    """Annotations by which CRI-O names a container's image."""
+    mark = "io.kubernetes.cri-o."
+    return {f"{mark}ContainerType": "container", f"{mark}ImageRef": reference}
+
+
+NAMED_IMAGE = Source(name="named-image", args=live("--fill", "1"), edit=_named_image)
 OF_OLD_CRIU = Source(name="of-old-criu", args=live("--fill", "1"), tools="criu-4.1")
 ALIVE = Source(name="alive", args=live("--fill", "1"), lives_on=True)
 LARGE = Source(name="large", args=live("--fill", "64"))

@@ -360,6 +360,14 @@ def test_a_criu_that_does_not_work_there():
     assert "vdso: unexpected" in found[0].message
 
 
+def test_a_node_without_criu():
+    bare = node(tools={"runc": "1.3.6"})
+    assert named(At(on=bare, local=True).found(), "criu.absent") == ["refuse"]
+    assert named(At(image(engine="gvisor", image_version="1"), bare).found(), "criu.absent") == []
+    silent = replace(bare, unknown={"tools.criu": "it hangs"})
+    assert named(At(on=silent, local=True).found(), "criu.absent") == [], "the engine finds out itself"
+
+
 def test_droppable_mappings_lose_their_kind_under_an_older_criu():
     found = At(image(droppable_mappings=True), node(tools={"criu": "4.1.1"})).found()
     assert named(found, "criu.image") == ["warn"]
