@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sim.errors import SimError
 from sim.policies.base import Action, Event, Place, Policy, Probe, Region, RunOn, State
@@ -53,9 +53,10 @@ class RegionalOutcome:
     """What became of a job: dollars and seconds.
 
     `last_tick_cost`: the part of `cost` that the last tick of the job was; SkyNomad's published figures lack
-    it for every policy that chooses among regions.
+    it for every policy that chooses among regions. `held`: at each tick, where the job ran.
     """
 
+    done: bool = False
     cost: float = 0.0
     move_cost: float = 0.0
     probe_cost: float = 0.0
@@ -70,6 +71,7 @@ class RegionalOutcome:
     preemptions: int = 0
     starts: int = 0
     moves: int = 0
+    held: list[tuple[Place, str]] = field(default_factory=list[tuple[Place, str]])
 
 
 class _Game:
@@ -87,6 +89,7 @@ class _Game:
             state_bytes=job.state_bytes,
             move_cost=job.state_bytes * job.move_usd_per_byte,
         )
+        self.state.regions = self.seen(0)
         self.place: Place = "none"
         self.at = ""
         self.moving = False  # a start of this tick that takes the checkpoint along
@@ -130,31 +133,42 @@ class _Game:
         out.last_tick_cost = paid
         self.moving = False
         self.probed.clear()
+        out.held.append((self.place, self.at if self.place != "none" else ""))
 
     def play(self, ticks: int) -> RegionalOutcome:
         for tick in range(ticks + 1):
             self.state.now_s = tick * self.job.tick_s
             if tick:
                 self.credit(tick)
+            self.out.end_s = self.state.now_s
             if self.state.work_s - self.state.done_s <= 1e-3:
-                self.out.end_s = self.state.now_s
-                return self.out
+                self.out.done = True
+                break
             if tick == ticks:
                 break
             if self.place == "spot" and not self.has_spot(self.at, tick):
                 self.place = "none"
                 self.out.preemptions += 1
             self.tell(tick)
-        raise SimError(
-            f"could not run a job with '{self.policy.name}': it is not done after {ticks} ticks; allow more "
-            "time"
-        )
+        return self.out
 
     def tell(self, tick: int) -> None:
         state = self.state
         state.place = self.place
         state.spot = self.has_spot(state.region or next(iter(self.markets)), tick)
-        state.regions = tuple(
+        if self.lasting:
+            state.regions = self.seen(tick)
+        actions = self.policy.on_event(state, Event("tick"))
+        while actions:
+            success = False
+            for action in actions:
+                success = self.do(action, tick)
+            state.place = self.place
+            actions = self.policy.on_event(state, Event("answer", success=success))
+
+    def seen(self, tick: int) -> tuple[Region, ...]:
+        """The regions; to an oracle, with how long their capacity lasts from now on."""
+        return tuple(
             Region(
                 market.name,
                 market.area,
@@ -164,13 +178,6 @@ class _Game:
             )
             for market in self.markets.values()
         )
-        actions = self.policy.on_event(state, Event("tick"))
-        while actions:
-            success = False
-            for action in actions:
-                success = self.do(action, tick)
-            state.place = self.place
-            actions = self.policy.on_event(state, Event("answer", success=success))
 
     def do(self, action: Action, tick: int) -> bool:
         match action:
@@ -214,7 +221,7 @@ def _lasting(available: Sequence[int]) -> list[int]:
 
 
 def run(policy: Policy, job: RegionalJob, markets: Sequence[Market], start: int = 0) -> RegionalOutcome:
-    """Run a job to its end.
+    """Run a job to its end, or to its deadline if it is not done by then.
 
     Args:
         policy: asked at each tick. One that has `oracle` set is told how long capacity lasts.
@@ -223,8 +230,7 @@ def run(policy: Policy, job: RegionalJob, markets: Sequence[Market], start: int 
         start: the tick at which the job is handed in.
 
     Raises:
-        SimError: capacity is not given until the deadline, the job is not done by then, or the policy's
-            answer is not a place.
+        SimError: capacity is not given until the deadline, or the policy's answer is not a place.
 
     """
     ticks = round(job.deadline_s / job.tick_s)
