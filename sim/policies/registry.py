@@ -8,6 +8,7 @@ Distributions are looked through only for a name that torpor does not have.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import json
@@ -189,6 +190,7 @@ def _load(name: str) -> Callable[..., Policy]:
         ) from error
 
 
+@functools.lru_cache(maxsize=256)  # asked for at each replication
 def _described(name: str, made: Callable[..., Policy]) -> Description:
     hints = typing.get_type_hints(made.__init__) if inspect.isclass(made) else typing.get_type_hints(made)
     parameters = tuple(
