@@ -12,7 +12,7 @@ from tests.support.studies import grid
 
 def measure(path: Path, *, rounds: int, cells: int = 400, replications: int = 200) -> list[Figure]:
     """The whole of it: replications, parts, tables and summary. The bound is a ratio of 1 / 1.5."""
-    study = grid(cells // 20, 20, replications, hours=2.0)
+    study = grid(cells // 20, 20, replications, hours=0.5)
     series = Series()
     processes = {"ours": 2, "peer": 1}
     # Workers start once and stay for a while, as they do in the sweeps of a day.
