@@ -23,7 +23,7 @@ from sim.engine.schedule import Schedule, Stretch
 from sim.engine.terms import MEMORY, Terms
 from sim.laws import Constant, Law
 from sim.ledger import Ledger, Span
-from sim.policies.base import Action, Event, Migrate, Policy
+from sim.policies.base import Action, Event, EventKind, Migrate, Policy
 from sim.streams import Streams
 
 MOST_BARREN = 10_000
@@ -103,20 +103,16 @@ class Gang:
 
     def told(self, announcement: Announcement, places: Sequence[int]) -> None:
         """Machines in these places are said to go."""
-        alive = self._process is not None and self._process.is_alive
-        if alive and announcement.kind not in self._orders.ignores:
-            assert self._process is not None
-            self._process.interrupt((announcement, places))
+        self._wake(announcement.kind, announcement, places)
 
     def repaired(self, node: int) -> None:
         """A machine that the gang had is whole again."""
-        self._wake(Event("repaired"))
+        self._wake("repaired", Event("repaired"))
 
-    def _wake(self, event: Event) -> None:
-        alive = self._process is not None and self._process.is_alive
-        if alive and event.kind not in self._orders.ignores:
-            assert self._process is not None
-            self._process.interrupt((event, ()))
+    def _wake(self, kind: EventKind, what: Announcement | Event, places: Sequence[int] = ()) -> None:
+        process = self._process
+        if process is not None and process.is_alive and kind not in self._orders.ignores:
+            process.interrupt((what, places))
 
     def close(self) -> None:
         """Account for what is under way as watching ends: work in memory is kept, as the job goes on."""
@@ -315,7 +311,7 @@ class Gang:
     def _written(self, flow: Flow, save: Save) -> None:
         self._flows = [(link, other) for link, other in self._flows if other is not flow]
         save.valid_s = self._clock.now
-        self._wake(Event("persisted", level=save.level))
+        self._wake("persisted", Event("persisted", level=save.level))
 
     def _taken(self, number: int, stall_s: float, persist_s: float) -> Save:
         """A checkpoint of the interval was taken."""
@@ -360,20 +356,26 @@ class Gang:
             raise LivelockError
         if self._failed_s is None:
             self._failed_s = now_s
-        self._lost_state.update(places)
-        if incident.severity > 0:
-            # The memory of a machine outlives a process on it.
-            self._lost_memory.update(places)
         for link, flow in self._flows:
             link.cancel(flow)
         self._flows.clear()
         self._orders.due.clear()
-        self._progress.saves.fail(now_s, incident.severity, self._lost_memory, self._orders.regime.copies)
+        self._lose(incident, places)
         replica = self._alive and self._costs.jit_save is not None and self._replica_lives()
         self._recovering = True
         self._orders.after = {"planned"} if planned else set()
         self._tell(Event("failure", cause=incident.cause, replica=replica))
         raise _StruckError
+
+    def _lose(self, incident: Incident, places: Sequence[int]) -> None:
+        """What was on the machines in these places is gone."""
+        self._lost_state.update(places)
+        if incident.severity > 0:
+            # The memory of a machine outlives a process on it.
+            self._lost_memory.update(places)
+        self._progress.saves.fail(
+            self._clock.now, incident.severity, self._lost_memory, self._orders.regime.copies
+        )
 
     def _replica_lives(self) -> bool:
         """Whether of each part of the state there is a machine left that holds it."""
@@ -461,6 +463,10 @@ class Gang:
                 return
             what, places = happened
             if isinstance(what, Incident):
+                if bucket == "waiting":
+                    # It has stopped already, and waits for one machine more.
+                    self._lose(what, places)
+                    continue
                 if then is not None and end_s - since_s <= SAME_S:
                     then()
                 self._fail(what, places)

@@ -106,7 +106,7 @@ class MultiLevel:
         interval_s = self._interval_s or best[0]
         every = [max(1, round(length / interval_s)) for length in best]
         every[0] = 1
-        if self._remote_every is not None:
+        if self._remote_every is not None and len(every) > 1:
             every[-1] = self._remote_every
         return [
             SetLevels(tuple((level.name, count) for level, count in zip(levels, every, strict=True))),
