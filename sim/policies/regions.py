@@ -15,7 +15,7 @@ from sim.errors import SimError
 from sim.policies.base import Action, Event, Place, Probe, Region, RunOn, State
 from sim.policies.spot import room_s, ticks_s
 
-Turn = Generator[Action, bool, None]
+Turn = Generator[Action, bool, bool | None]
 """What a policy does at a tick: it yields an action and is sent whether that was to be had."""
 
 

@@ -55,6 +55,8 @@ _BUILT_IN = {
     "up-failover": "sim.policies.regions:Failover",
     "up-availability": "sim.policies.regions:Availability",
     "up-availability-price": "sim.policies.regions:AvailabilityPrice",
+    "skynomad": "sim.policies.skynomad:SkyNomad",
+    "skynomad-oracle": "sim.policies.skynomad:SkyNomadOracle",
 }
 
 Kind = Literal["duration", "number", "count", "flag", "text", "list", "policy", "any"]
