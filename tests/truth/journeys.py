@@ -18,12 +18,26 @@ from tests.truth.tools import FOLDER
 
 PROGRAM = FOLDER / "counter"  # the same path in every machine
 _TEXT = r"""
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 static char one[4096], other[4096];
-int main(void) {
+static int hold(const char *what) {
+    int huge = !strcmp(what, "huge"), flags = MAP_PRIVATE | MAP_ANONYMOUS | (huge ? MAP_HUGETLB : 0);
+    size_t size = huge ? 4 << 20 : 16 << 12;
+    char *place = mmap(0, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (place == MAP_FAILED) return -1;
+    memset(place, 1, size);
+    return huge ? 0 : madvise(place + 4096, 4096, 102);  /* MADV_GUARD_INSTALL */
+}
+int main(int n_words, char **words) {
     volatile size_t size = sizeof one - 1;
+    if (n_words > 1 && hold(words[1])) {
+        perror(words[1]);
+        return 2;
+    }
     for (int n = 1;; n++) {
         memset(one, 1 + n % 100, size);
         memcpy(other, one, size);
@@ -77,6 +91,16 @@ def _with_cgroups(spec: dict[str, Any], path: Path) -> None:
     sources.CGROUPS.edit(spec, path)
 
 
+def _capable(spec: dict[str, Any], path: Path) -> None:
+    _unmasked(spec, path)
+    sources.grant(spec, "CAP_SYS_RESOURCE")
+
+
+def _mapped(spec: dict[str, Any], path: Path) -> None:
+    _unmasked(spec, path)
+    sources.map_ids(spec, path)
+
+
 INHERITING = Source(name="inheriting", args=["/counter"], edit=_inheriting)
 STATIC = Source(name="static", args=["/counter"], edit=_static)
 UNMASKED = Source(name="unmasked", args=["/counter"], edit=_unmasked)
@@ -84,16 +108,32 @@ TUNED = Source(name="tuned", args=["/counter"], edit=_tuned)
 WITH_CGROUPS = Source(name="with-cgroups", args=["/counter"], edit=_with_cgroups)
 
 
+HUGE = Source(name="huge", args=["/counter", "huge"], edit=_unmasked)
+GUARDED = Source(name="guarded", args=["/counter", "guard"], edit=_tuned)
+CAPABLE = Source(name="capable", args=["/counter"], edit=_capable)
+MAPPED = Source(name="mapped-ids", args=["/counter"], edit=_mapped)
+_RESERVE = "echo 8 > /proc/sys/vm/nr_hugepages"
+_CAP_SYS_RESOURCE = 24
+
+
 @dataclass(frozen=True, kw_only=True)
 class Journey(Scenario):
-    """From one machine to another. made_on, woken_on: processors, as qemu names them; "" is this machine."""
+    """From one machine to another. made_on, woken_on: processors, as qemu names them; "" is this machine.
+
+    before_dump, before_wake: for a shell of an emulated machine. after: sets the latter right again.
+    lacks: a capability that root has not got where the image is woken.
+    """
 
     made_on: str = ""
     woken_on: str = ""
+    before_dump: str = ""
+    before_wake: str = ""
+    after: str = ""
+    lacks: int | None = None
 
 
-def _of(name: str, source: Source, made_on: str, woken_on: str) -> Journey:
-    return Journey(kind="machine", name=name, source=source, made_on=made_on, woken_on=woken_on)
+def _of(name: str, source: Source, made_on: str, woken_on: str, **more: Any) -> Journey:
+    return Journey(kind="machine", name=name, source=source, made_on=made_on, woken_on=woken_on, **more)
 
 
 JOURNEYS = (
@@ -108,4 +148,26 @@ JOURNEYS = (
     _of("from this machine to an emulated one", UNMASKED, "", "max"),
     _of("to an emulated machine, the C library told what is missing there", TUNED, "", "max"),
     _of("to an emulated machine, control groups mounted", WITH_CGROUPS, "", "max"),
+    _of("huge pages, as many free", HUGE, "max", "max", before_dump=_RESERVE),
+    _of(
+        "huge pages, none free",
+        HUGE,
+        "max",
+        "max",
+        before_dump=_RESERVE,
+        before_wake="echo 0 > /proc/sys/vm/nr_hugepages",
+    ),
+    _of("guard pages, the same kernel", GUARDED, "", ""),
+    _of("guard pages, a kernel without", GUARDED, "", "max"),
+    _of("a capability that root has", CAPABLE, "max", "max"),
+    _of("a capability that root has not got", CAPABLE, "max", "max", lacks=_CAP_SYS_RESOURCE),
+    _of("a user namespace, which may be made", MAPPED, "max", "max"),
+    _of(
+        "a user namespace, which may not be made",
+        MAPPED,
+        "max",
+        "max",
+        before_wake="echo 0 > /proc/sys/user/max_user_namespaces",
+        after="echo 1000 > /proc/sys/user/max_user_namespaces",
+    ),
 )

@@ -37,9 +37,11 @@ class Machines:
         if journey.woken_on:
             machine = self._machine(journey.woken_on)
             machine.put(_ARCHIVE, image)
+            machine.run(journey.before_wake)
             output = payload.guest_module(
                 machine, "tests.truth.guest", "wake", _number(journey), str(_ARCHIVE)
             )
+            machine.run(journey.after)
             return msgspec.json.decode(output.out.splitlines()[-1], type=tuple[Prediction, Happened])
         place = self._place
         folder = place.lab.path / f"journey-{_number(journey)}"
@@ -63,6 +65,7 @@ class Machines:
     def _make(self, journey: Journey) -> bytes:
         if journey.made_on:
             machine = self._machine(journey.made_on)
+            machine.run(journey.before_dump)
             payload.guest_module(machine, "tests.truth.guest", "dump", _number(journey), str(_ARCHIVE))
             return machine.get(_ARCHIVE)
         folder = self._place.lab.path / f"made-{_number(journey)}"

@@ -319,6 +319,11 @@ def _mapped(spec: dict[str, Any], path: Path) -> None:
     """A user namespace; its root cannot reach a Python in a home directory, so it takes the system's."""
     spec["mounts"] = [entry for entry in spec["mounts"] if entry["destination"] != sys.base_prefix]
     spec["process"]["args"][0] = "/usr/bin/python3"
+    map_ids(spec, path)
+
+
+def map_ids(spec: dict[str, Any], path: Path) -> None:
+    """Give a container a user namespace, and its root file system to that one's root."""
     mapping = [{"containerID": 0, "hostID": 100000, "size": 65536}]
     spec["linux"]["namespaces"].append({"type": "user"})
     spec["linux"]["uidMappings"] = spec["linux"]["gidMappings"] = mapping
