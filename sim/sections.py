@@ -138,14 +138,21 @@ def read_failures(sections: Sequence[Section], cluster: Cluster) -> tuple[Failur
     return tuple(one for one in found if one is not None)
 
 
+def _there_are(section: Section, key: str, scope: Scope, cluster: Cluster) -> None:
+    """The cluster has racks or switches, where they are spoken of."""
+    if scope == "rack" and not cluster.racks:
+        section.fail(key, "is rack, of which the cluster has none; set cluster.racks")
+    if scope == "switch" and not cluster.switches:
+        section.fail(key, "is switch, of which the cluster has none; set cluster.switches")
+
+
 def _one_failures(section: Section, cluster: Cluster) -> Failures | None:
     kind = section.choice("kind", ("none", *FAILURE_LAWS, "group", "trace"))
     found: Failures | None = None
     if kind == "group":
         scopes: tuple[Literal["rack", "switch"], ...] = ("rack", "switch")
         scope = section.choice("scope", scopes)
-        if not (cluster.racks if scope == "rack" else cluster.switches):
-            section.fail("scope", f"is {scope}, of which the cluster has none; set cluster.{scope}s")
+        _there_are(section, "scope", scope, cluster)
         gaps = _gaps(section, section.choice("law", FAILURE_LAWS, "exponential"), scope)
         found = GroupFailures(scope, gaps, optional_law(section, "repair"))
     elif kind == "trace":
