@@ -21,7 +21,7 @@ from shim.errors import ShimError
 from shim.toolchain.lock import ToolchainError
 from tests.perf.figures import machine
 from tests.support.containers import CHECKOUT, lab
-from tests.truth import catalogue, report
+from tests.truth import catalogue, covered, report
 from tests.truth.journeys import Journey
 from tests.truth.machines import Machines
 from tests.truth.place import Place
@@ -69,6 +69,7 @@ def main() -> int:
     facts["load_after"] = os.getloadavg()[0]
     confusion = Confusion.of(rows)
     problems = [*confusion.problems(full=full), *(f"not played: {name}" for name in spoiled)]
+    problems += covered.missed(rows) if full else []
     document = {
         "schema": 1,
         "machine": facts,
@@ -78,7 +79,7 @@ def main() -> int:
             answer: {"restored": confusion.counts[answer, True], "failed": confusion.counts[answer, False]}
             for answer in report.ANSWERS
         },
-        "rules_not_met": report.unmet(rows),
+        "rules": {"met": covered.MET, "not_met": covered.UNMET},
         "spoiled": spoiled,
         "problems": problems,
     }
@@ -86,7 +87,7 @@ def main() -> int:
     wanted.output.write_text(json.dumps(document, indent=2) + "\n")
     console.print(f"load before and after: {facts['load']:.2f}, {facts['load_after']:.2f}; {wanted.output}")
     if full:
-        console.print(f"rules that no scenario met: {', '.join(report.unmet(rows))}", highlight=False)
+        report.show_unmet(console)
     for problem in problems:
         console.print(f"truth: {problem}", style="bold red")
     report.show_table(console, confusion)

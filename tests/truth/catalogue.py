@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.truth import files, journeys, mounts, network, node, rights, sandboxes
+from tests.truth import files, gpus, journeys, mounts, network, node, rights, sandboxes
 from tests.truth.scenario import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -12,5 +12,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *rights.SCENARIOS,
     *node.SCENARIOS,
     *sandboxes.SCENARIOS,
+    *gpus.SCENARIOS,
     *journeys.JOURNEYS,
 )

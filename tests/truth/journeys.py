@@ -25,12 +25,13 @@ _TEXT = r"""
 #include <unistd.h>
 static char one[4096], other[4096];
 static int hold(const char *what) {
-    int huge = !strcmp(what, "huge"), flags = MAP_PRIVATE | MAP_ANONYMOUS | (huge ? MAP_HUGETLB : 0);
-    size_t size = huge ? 4 << 20 : 16 << 12;
+    int huge = !strcmp(what, "huge"), large = !strcmp(what, "large");
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | (huge ? MAP_HUGETLB : 0);
+    size_t size = large ? 330 << 20 : huge ? 4 << 20 : 16 << 12;
     char *place = mmap(0, size, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (place == MAP_FAILED) return -1;
     memset(place, 1, size);
-    return huge ? 0 : madvise(place + 4096, 4096, 102);  /* MADV_GUARD_INSTALL */
+    return huge || large ? 0 : madvise(place + 4096, 4096, 102);  /* MADV_GUARD_INSTALL */
 }
 int main(int n_words, char **words) {
     volatile size_t size = sizeof one - 1;
@@ -110,6 +111,7 @@ WITH_CGROUPS = Source(name="with-cgroups", args=["/counter"], edit=_with_cgroups
 
 HUGE = Source(name="huge", args=["/counter", "huge"], edit=_unmasked)
 GUARDED = Source(name="guarded", args=["/counter", "guard"], edit=_tuned)
+LARGE = Source(name="large-static", args=["/counter", "large"], edit=_unmasked)
 CAPABLE = Source(name="capable", args=["/counter"], edit=_capable)
 MAPPED = Source(name="mapped-ids", args=["/counter"], edit=_mapped)
 _RESERVE = "echo 8 > /proc/sys/vm/nr_hugepages"
@@ -118,7 +120,8 @@ _CAP_SYS_RESOURCE = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Journey(Scenario):
-    """From one machine to another. made_on, woken_on: processors, as qemu names them; "" is this machine.
+    """From one machine to another. made_on, woken_on: processors, as qemu names them, and after a colon how
+    much memory they have in MiB if it is not the usual; "" is this machine.
 
     before_dump, before_wake: for a shell of an emulated machine. after: sets the latter right again.
     lacks: a capability that root has not got where the image is woken.
@@ -157,6 +160,8 @@ JOURNEYS = (
         before_dump=_RESERVE,
         before_wake="echo 0 > /proc/sys/vm/nr_hugepages",
     ),
+    _of("a processor with a larger state", STATIC, "Haswell", "max"),
+    _of("a machine with less memory than the image", LARGE, "max", "max:320"),
     _of("guard pages, the same kernel", GUARDED, "", ""),
     _of("guard pages, a kernel without", GUARDED, "", "max"),
     _of("a capability that root has", CAPABLE, "max", "max"),

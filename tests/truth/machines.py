@@ -73,16 +73,18 @@ class Machines:
         portable.pack(self._place.dumped(journey.source), folder / "image.tar", folder / "work")
         return (folder / "image.tar").read_bytes()
 
-    def _machine(self, cpu: str) -> Machine:
-        if cpu not in self._machines:
+    def _machine(self, name: str) -> Machine:
+        if name not in self._machines:
             if not self._machines:
                 os.environ["PATH"] += ":/usr/sbin:/sbin"  # where mke2fs is
             folder = Path(os.environ.get("TORPOR_VM_IMG", _FOLDER))
-            state = saved(build.ensure(folder), Kind(cpu=cpu))
-            machine = self._machines[cpu] = Machine.clone(state, self._payload(folder))
+            cpu, _, memory_mib = name.partition(":")
+            kind = Kind(cpu=cpu, memory_mib=int(memory_mib)) if memory_mib else Kind(cpu=cpu)
+            state = saved(build.ensure(folder), kind)
+            machine = self._machines[name] = Machine.clone(state, self._payload(folder))
             machine.mount_payload()
             machine.put(PROGRAM, PROGRAM.read_bytes(), mode=0o755)
-        return self._machines[cpu]
+        return self._machines[name]
 
     def _payload(self, folder: Path) -> Path:
         if self._disk is None:

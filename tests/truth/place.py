@@ -53,7 +53,7 @@ from tests.support.containers import (
     tool,
     until,
 )
-from tests.truth import asked, tools
+from tests.truth import asked, gpus, tools
 from tests.truth.scenario import Happened, Prediction, Scenario, Source
 from tests.truth.tools import Release
 
@@ -175,7 +175,7 @@ class Place:
 
     def runtime(self, source: Source) -> Runc:
         """The runtime of a source's containers."""
-        return self.lab.runc if source.engine == "criu" else self._runsc
+        return self._runsc if source.engine == "gvisor" else self.lab.runc
 
     def engine(
         self, container_id: str, source: Source, release: Release = "", args: tuple[str, ...] = ()
@@ -193,16 +193,16 @@ class Place:
                     runtime_args=args or tuple(RUNSC_ARGS.split()),
                 ),
             )
-        return registry.create(
-            "criu",
-            EngineSettings(
-                runtime_path=programs / "runc",
-                root_path=self.lab.runc.root,
-                state_path=self.lab.path / "state" / container_id,
-                search_path=search_path(programs.parent),
-                python_path=PREFIX / "python",
-            ),
+        settings = EngineSettings(
+            runtime_path=programs / "runc",
+            root_path=self.lab.runc.root,
+            state_path=self.lab.path / "state" / container_id,
+            search_path=search_path(programs.parent),
+            python_path=PREFIX / "python",
         )
+        if source.engine == "criu-cuda":
+            return gpus.engine(settings, source)
+        return registry.create("criu", settings)
 
     def config(self, release: Release) -> Config:
         """A node with these tools."""
@@ -237,7 +237,7 @@ class Place:
         written = {**spec, "annotations": {**spec["annotations"], **criu}}
         (path / "config.json").write_text(json.dumps(written))
         runtime = self.runtime(source)
-        with _parent() if source.engine == "criu" else contextlib.nullcontext():
+        with contextlib.nullcontext() if source.engine == "gvisor" else _parent():
             output = self._run(runtime, container_id, path, terminal=source.terminal)
         until(
             lambda: output.text.count("tick") > 2,
@@ -345,6 +345,7 @@ class Place:
             )
             if world.afar:
                 node = prospects.now(config, world.rootfs)
+                node = gpus.told(node) if needs.gpus else node
                 findings = verdict.judge_for(needs, node, dump_host=host, origin=origin)
                 return Prediction.of(findings, time.monotonic() - began)
             findings = restore.admit(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from compat.rules.case import REGISTRY
+from tests.truth import covered
 from tests.truth.scenario import Row
 
 MAX_WRONG_NO = 0.05  # of all that was refused
@@ -74,10 +74,10 @@ def show_row(console: Console, row: Row) -> None:
         console.print(f"         {why}", soft_wrap=True, markup=False, highlight=False)
 
 
-def unmet(rows: Sequence[Row]) -> list[str]:
-    """Rules of the verdict that no scenario met."""
-    met = {rule for row in rows for rule in (*row.predicted.rules, *row.predicted.told)}
-    return sorted({name for rule in REGISTRY for name in rule.names} - met)
+def show_unmet(console: Console) -> None:
+    """The rules that no scenario can meet here, and why."""
+    for rule, why in covered.UNMET.items():
+        console.print(f"no scenario for {rule}: {why}", soft_wrap=True, markup=False, highlight=False)
 
 
 def show_table(console: Console, confusion: Confusion) -> None:

@@ -54,7 +54,7 @@ class Source:
     once: bool = False
     lives_on: bool = False
     tools: Release = ""
-    engine: Literal["criu", "gvisor"] = "criu"
+    engine: Literal["criu", "criu-cuda", "gvisor"] = "criu"
     plain: bool = False
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from engines.api import Finding, Severity
-from tests.truth import report
+from tests.truth import catalogue, covered, report
 from tests.truth.__main__ import play
 from tests.truth.place import Place
 from tests.truth.report import Confusion
@@ -91,6 +91,33 @@ def test_the_wrong_ones_are_marked_and_explained():
     assert why.strip() == "why"
     assert unknown.endswith("<-- unknown")
     assert "<--" not in right
+
+
+def test_every_rule_has_a_scenario_or_a_reason_why_not():
+    assert covered.MET.keys() | covered.UNMET.keys() == covered.names()
+    assert not covered.MET.keys() & covered.UNMET.keys()
+    assert all(covered.UNMET.values())
+    names = [scenario.name for scenario in catalogue.SCENARIOS]
+    assert len(names) == len(set(names)), "a scenario is known by its name"
+    assert set(covered.MET.values()) <= set(names)
+
+
+def test_a_scenario_that_does_not_meet_its_rule_is_named():
+    def met(**rules: str) -> list[Row]:
+        happened = Happened(restored=False, how="error")
+        return [
+            Row(
+                scenario=replace(SCENARIO, name=covered.MET[rule]),
+                predicted=Prediction(answer="no", rules=(rules.get(rule, rule),)),
+                happened=happened,
+                took_s=0.1,
+            )
+            for rule in covered.MET
+        ]
+
+    assert covered.missed(met()) == []
+    assert len(covered.missed([])) == len(covered.MET)
+    assert len(covered.missed(met(**{"cpu.features": "cpu.state"}))) == 1
 
 
 class Stage:
