@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sim import pool, queueing, renewal, spot, theory
+from sim import pool, published, queueing, renewal, spot, theory
 from sim.laws import Exponential, Fixed, Lognormal, Weibull
 from sim.policies.base import Policy
 from sim.policies.interval import Never, Periodic
 from sim.policies.spot import Greedy, OnDemand, UniformProgress
+from sim.regions import Market
 from sim.renewal import Estimate, Job
 from sim.replay import Costs, replay
 from sim.spot import SpotJob
@@ -29,10 +30,8 @@ SPOT_WINDOWS = "spot/cbl_aws_2022-10-26.json"
 NODE_FAULTS = "infinitehbd/fault_trace.json"
 H100_ZONES = "skynomad/h100_16_13zones.tar.gz"
 
-DIVERSE = (
-    "us-central1-a", "us-west1-a", "europe-west1-c", "europe-west3-c", "asia-southeast1-b", "asia-south2-b",
-)  # fmt: skip
-"""The six zones of SkyNomad's study of deadlines, two on each continent."""
+DEADLINES = "skynomad/expected_deadline_sensitivity.csv"
+CHECKPOINTS = "skynomad/expected_checkpoint_sensitivity.csv"
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,12 @@ class Traces:
         return self._means[policy.name]
 
     @cached_property
-    def h100(self) -> dict[str, priced.PricedZone]:
-        return priced.load(self.folder / H100_ZONES)
+    def h100(self) -> list[Market]:
+        return published.markets(priced.load(self.folder / H100_ZONES))
 
-    def alone(self, ratio: float) -> float:
-        """Mean cost of Uniform Progress alone in each zone, its deadline `ratio` times its work.
-
-        Six windows one after another, each of 311 ticks, the deadline.
-        """
-        costs: list[float] = []
-        for name in DIVERSE:
-            zone = self.h100[f"{name}_h100_16"]
-            deadline_s = 311 * zone.tick_s
-            job = SpotJob(
-                work_s=deadline_s / ratio,
-                deadline_s=deadline_s,
-                tick_s=zone.tick_s,
-                spot_price=zone.spot_price,
-                on_demand_price=zone.on_demand_price,
-            )
-            for start in range(0, 6 * 311, 311):
-                # One tick more, at which the work of the last one is credited.
-                window = [*zone.available[start : start + 311], 0]
-                costs.append(spot.run(UniformProgress(), job, window).cost)
-        return sum(costs) / len(costs)
+    def furthest(self, policy: str, file: str, column: str) -> float:
+        """Largest relative difference of a policy from a published table of SkyNomad."""
+        return published.furthest(policy, self.h100, self.folder / file, column)
 
 
 Rng = np.random.Generator
@@ -235,6 +216,22 @@ MEASURES: dict[str, Measure] = {
 }
 """Row to what is measured for it, with randomness of its own."""
 
+PUBLISHED = {
+    "optimal": "Optimal",
+    "skynomad": "SkyNomad",
+    "skynomad-o": "SkyNomad(o)",
+    "up": "UP",
+    "up-s": "UP(S)",
+    "up-a": "UP(A)",
+    "up-ap": "UP(AP)",
+}
+"""Rows to the names of SkyNomad's tables."""
+
+
+def _alone(traces: Traces, ratio: float) -> float:
+    return published.mean_cost("UP", traces.h100, ratio)
+
+
 TRACE_MEASURES: dict[str, tuple[str, TraceMeasure]] = {
     "V37.up-cost": (SPOT_WINDOWS, lambda traces: traces.means(UniformProgress()).cost),
     "V37.up-od": (SPOT_WINDOWS, lambda traces: traces.means(UniformProgress()).on_demand_h),
@@ -247,8 +244,16 @@ TRACE_MEASURES: dict[str, tuple[str, TraceMeasure]] = {
     "V37.od-cost": (SPOT_WINDOWS, lambda traces: traces.means(OnDemand()).cost),
     "V40.availability": (SPOT_WINDOWS, lambda traces: traces.availability("us-west-2a_k80_1")),
     **{
-        f"S02.up-{ratio}": (H100_ZONES, functools.partial(Traces.alone, ratio=ratio))
+        f"S02.up-{ratio}": (H100_ZONES, functools.partial(_alone, ratio=ratio))
         for ratio in (1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
+    },
+    **{
+        f"{row}.{short}": (file, functools.partial(Traces.furthest, policy=name, file=file, column=column))
+        for row, file, column in (
+            ("S03", DEADLINES, "deadline_ratio"),
+            ("S04", CHECKPOINTS, "checkpoint_size"),
+        )
+        for short, name in PUBLISHED.items()
     },
     "V41.mean": (NODE_FAULTS, lambda traces: traces.faulty.mean),
     "V41.most": (NODE_FAULTS, lambda traces: float(traces.faulty.most)),
