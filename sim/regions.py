@@ -114,9 +114,7 @@ class _Game:
             if self.moving:
                 out.move_cost += state.move_cost
             price = market.spot_price if self.place == "spot" else market.on_demand_price
-            # A look at the region that the job is in is paid for, and the job's machine then is not.
-            billed_s = PROBE_S if self.at in self.probed and self.place == "spot" else job.tick_s
-            paid += price * billed_s / 3600
+            paid += price * job.tick_s / 3600
             if self.place == "spot":
                 out.spot_held_s += job.tick_s
                 out.spot_work_s += done_s
