@@ -50,22 +50,24 @@ def plain_log(axis: Any, base: int = 10) -> None:
 
 def scale(seconds: float) -> tuple[float, str]:
     """A unit in which a time is a number that people read: how many seconds it has, and its name."""
-    for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+    for size, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return size, name
     return (1.0, "s") if seconds >= 0.5 else (1e-3, "ms")
 
 
 def short(value: object, unit: str = "") -> str:
-    """A parameter's value, short."""
+    """A parameter's value, short, in a unit that people read."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if unit == "s":
-        size, name = scale(value / 2)
+    if unit == "s" and math.isfinite(value):
+        size, name = scale(2 * value)
         return f"{value / size:.4g} {name}"
-    if unit == "B":
+    if unit == "$/s":
+        return f"$ {3600 * value:.4g}/h"
+    if unit.startswith("B") and math.isfinite(value):
         power = min(4, max(0, int(math.log10(max(value, 1)) // 3)))
-        return f"{value / 1000**power:.4g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+        return f"{value / 1000**power:.4g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}{unit[1:]}"
     return f"{value:.6g}" + (f" {unit}" if unit else "")
 
 

@@ -23,6 +23,17 @@ class Ranked:
     behind: Difference | None
 
     @property
+    def beside(self) -> str:
+        """What there is to say of it beside the best."""
+        if self.behind is None:
+            return "best"
+        if self.behind.mean == 0 and self.behind.ci95 == 0:
+            return "the same in every run"
+        if self.behind.significant:
+            return f"{abs(self.behind.mean):.3g} ± {self.behind.ci95:.2g} behind"
+        return f"no significant difference (p = {self.behind.p:.2g})"
+
+    @property
     def tied(self) -> bool:
         """Whether nobody can tell it from the best."""
         return self.behind is not None and not self.behind.significant

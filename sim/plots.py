@@ -291,7 +291,7 @@ def deadline(several: Sequence[Results]) -> Any:
     if key is None or results.workload != "spot":
         raise NotHere("it takes a sweep over the deadline of a spot job")
     size, name = scale(max(float(c.params[key]) for c in results.cells if key in c.params) / 4)
-    if name == "days":
+    if name == "d":
         size, name = 3600.0, "h"
     figure, axes = new_figure()
     for colour, (line, cells) in zip(itertools.cycle(COLOURS), lines(results, key).items(), strict=False):

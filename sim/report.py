@@ -72,18 +72,12 @@ def _ranking(group: judge.Group) -> str:
     rows: list[tuple[str, Sequence[str]]] = []
     for one in group.ranked:
         s = one.summary
-        if one.behind is None:
-            against = "the best" if one is group.best else ""
-        elif one.behind.significant:
-            against = f"{abs(one.behind.mean):.3g} ± {one.behind.ci95:.2g} behind"
-        else:
-            against = f"no significant difference (p = {one.behind.p:.2g})"
         rows.append(
             (
                 "best" if one is group.best else "",
                 [
                     html.escape(one.name), f"{s.mean:.5g}", f"± {s.ci95:.2g}", f"{s.sd:.3g}", str(s.n),
-                    f"{s.p5:.4g}", f"{s.p50:.4g}", f"{s.p95:.4g}", against,
+                    f"{s.p5:.4g}", f"{s.p50:.4g}", f"{s.p95:.4g}", one.beside,
                 ],
             )
         )  # fmt: skip

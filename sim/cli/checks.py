@@ -1,8 +1,7 @@
-"""`torpor sim`: what a policy is worth on a cluster."""
+"""`torpor sim validate` and `torpor sim trace`: the simulator held against what is known, and traces."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,33 +10,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from sim.errors import SimError
+from sim.cli.common import needs_extra
 from sim.traces.inspect import inspect
 
 if TYPE_CHECKING:
     from sim.validate import Checked, Verdict
 
 
-class SimGroup(click.Group):
-    """A group whose errors are one sentence on stderr and exit status 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except SimError as error:
-            raise click.ClickException(str(error)) from error
-
-
-@click.group(cls=SimGroup)
-def command() -> None:
-    """Say what a fault-tolerance policy is worth.
-
-    So far: the closed forms and simulations that policies are judged by, held against papers, and public
-    traces.
-    """
-
-
-@command.command("validate")
+@click.command("validate")
 @click.option(
     "--traces",
     "folder",
@@ -50,8 +30,7 @@ def validate_command(folder: Path | None) -> None:
 
     Exit status: 0 if every line passed, 1 if one failed, 3 if none failed but some could not be checked.
     """
-    if importlib.util.find_spec("numpy") is None:
-        raise SimError("could not validate the simulator: numpy is missing; pip install 'torpor[sim]'")
+    needs_extra("validate the simulator")
     from sim.validate import check, status
 
     console = Console()
@@ -63,7 +42,7 @@ def validate_command(folder: Path | None) -> None:
     for why, count in Counter(line.why for line in checked if line.why).items():
         console.print(f"not checked, {count} lines: {why}", soft_wrap=True, highlight=False)
     parts = [f"{verdicts['pass']} passed", f"{verdicts['fail']} failed"]
-    parts += [f"{verdicts[kind]} {kind}" for kind in ("no trace", "not built yet") if verdicts[kind]]
+    parts += [f"{verdicts['no trace']} no trace"] if verdicts["no trace"] else []
     console.print(f"{len(checked)} lines: {', '.join(parts)}", soft_wrap=True, highlight=False)
     raise SystemExit(status(verdicts))
 
@@ -89,7 +68,7 @@ def _table(checked: list[Checked]) -> Table:
     return table
 
 
-@command.group("trace")
+@click.group("trace")
 def trace() -> None:
     """Look into public traces."""
 

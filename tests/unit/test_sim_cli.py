@@ -1,0 +1,290 @@
+"""The commands of `torpor sim` on small studies, as a user gives them, and what they say when they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engines.api import DumpStats
+from shim.cli.main import main
+from shim.timing import Timings, encode
+from sim import plots, study
+from sim.errors import SimError
+from sim.policies import registry
+from tests.support.traces import trace
+
+STUDY = """
+schema: 1
+study: {name: small, question: "how often?", seed: 3, replications: {min: 8, max: 8}, horizon: 5d}
+cluster: {nodes: 32, spares: 2}
+failures: [{kind: exponential, rate_per_1000_node_days: 300}]
+repair: 6h
+costs: {stall: 30s, restart: 5m, detection: 30s, node_price: $2/h}
+job: {nodes: 32}
+policies:
+  - {name: periodic, interval: [4m, 20m, 90m]}
+  - young
+  - exact
+"""
+
+
+def torpor(*words: str | Path, **environment: str) -> Result:
+    unset = {"TORPOR_TRACES": None, **environment}
+    return CliRunner().invoke(main, ["sim", *map(str, words)], env=unset)
+
+
+def good(*words: str | Path, **environment: str) -> str:
+    done = torpor(*words, **environment)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(*words: str | Path, **environment: str) -> str:
+    done = torpor(*words, **environment)
+    assert done.exit_code == 1, done.output
+    assert done.output.startswith("Error: could not ")
+    assert len(done.output.splitlines()) == 1
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("studies") / "small.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ran(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results") / "r"
+    good("run", small, "--out", folder)
+    return folder
+
+
+def test_run_says_who_wins(small: Path) -> None:
+    said = good("run", small)
+    assert re.search(r"^POLICY +ETTR +± 95 % +MTTF ", said, re.M)
+    rows = [line for line in said.splitlines() if line.startswith(("periodic", "young", "exact"))]
+    assert len(rows) >= 5
+    assert "best" in rows[0]
+    assert "periodic, interval 1.5 h" in said
+    assert re.search(r"best: ettr 0\.\d+ ±|no significant difference between .* and ", said)
+
+
+def test_run_for_machines(small: Path) -> None:
+    said = json.loads(good("run", small, "--json"))
+    assert said["objective"] == "ettr"
+    assert len(said["cells"]) == 5
+    best = said["groups"][0]["best"]
+    means = {cell["name"]: cell["metrics"]["ettr"]["mean"] for cell in said["cells"]}
+    assert means[best] == max(means.values())
+    assert said["groups"][0]["ranked"][0] == {"cell": best, "tied": False, "behind": None}
+
+
+def test_a_sweep_gives_what_a_run_gives(small: Path, ran: Path, tmp_path: Path) -> None:
+    good("sweep", small, "--out", tmp_path / "s", "--jobs", "1")
+    for name in ("results.parquet", "summary.csv"):
+        assert (tmp_path / "s" / name).read_bytes() == (ran / name).read_bytes()
+    assert not (tmp_path / "s/timeline.parquet").exists()
+    assert (ran / "timeline.parquet").exists()
+
+
+def test_every_plot_of_a_training_study(ran: Path, tmp_path: Path) -> None:
+    drawn = [Path(line).stem for line in good("plot", ran, "-o", tmp_path).splitlines()]
+    assert drawn == ["interval", "badput", "recovery", "timeline"]
+    for name in drawn:
+        data = (tmp_path / f"{name}.png").read_bytes()
+        assert data.startswith(b"\x89PNG") and len(data) > 10_000
+    good("plot", ran, "-o", tmp_path / "again", "--kind", "badput")
+    same = (tmp_path / "again/badput.png").read_bytes() == (tmp_path / "badput.png").read_bytes()
+    assert same, "a plot has nothing of the moment it was drawn at"
+    assert "it takes a sweep over two keys" in refused("plot", ran, "--kind", "heat")
+    assert "there is no such plot; there are interval, heat" in refused("plot", ran, "--kind", "pie")
+
+
+OTHERS = {
+    "heat": STUDY.replace("rate_per_1000_node_days: 300", "rate_per_1000_node_days: [100, 300]").replace(
+        "stall: 30s", "stall: [10s, 60s, 300s]"
+    ),
+    "mttf": STUDY.replace("nodes: 32}\npol", "nodes: [4, 16, 32]}\npol"),
+    "spares": STUDY.replace("spares: 2", "spares: [0, 1, 3, 6]"),
+    "deadline": """
+schema: 1
+study: {name: spot, seed: 3, replications: {min: 10, max: 10}}
+spot:
+  work: 10h
+  deadline: [11h, 14h]
+  restart: 12m
+  tick: 10m
+  windows: 10
+  spot_price: $1/h
+  on_demand_price: $3/h
+  regions: [{name: a, mean_up: 3h, mean_down: 2h}]
+policies: [greedy, on-demand]
+""",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_plots_of_other_studies(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    text = OTHERS[kind]
+    path.write_text(text.replace("  - {name: periodic, interval: [4m, 20m, 90m]}\n  - young\n", ""))
+    good("sweep", path, "--out", tmp_path / "r", "--jobs", "1")
+    assert good("plot", tmp_path / "r", "--kind", kind).strip() == str(tmp_path / f"r/plots/{kind}.png")
+    assert (tmp_path / f"r/plots/{kind}.png").stat().st_size > 10_000
+
+
+def test_each_plot_says_what_it_lacks(ran: Path) -> None:
+    from sim import results
+
+    read = results.load(ran)
+    read.cells = [cell for cell in read.cells if cell.policy == "exact"]
+    read.cells[0].recoveries_s.clear()
+    read.cells[0].spans.clear()
+    for kind in plots.KINDS:
+        if kind.name != "badput":
+            with pytest.raises(plots.NotHere):
+                kind.draw([read])
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed, and collects what lies outside of the page."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_report_needs_nothing_else(ran: Path, tmp_path: Path) -> None:
+    good("report", ran, "-o", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert len(page.links) == 4
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    for words in (
+        "how often?",
+        "Answer",
+        "Sensitivity",
+        "Seeds and versions",
+        "Limits",
+        "rate_per_1000_node_days",
+    ):
+        assert words in text, words
+    assert "horizon" in text
+
+
+def test_a_recommendation_can_be_run_by_a_node(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    said = good("recommend", small, "-o", path)
+    document = json.loads(path.read_text())
+    assert document["verdict"] in said
+    policy = registry.from_policy_json(path)
+    assert policy.name == document["policy"]["name"]
+    low, high = document["valid"]["mtbf_s"]
+    assert low < 86400 / 300 * 1000 / 32 < high
+    low, high = document["valid"]["stall_s"]
+    assert low < 30 < high
+    assert 300 < document["interval_s"] < 1500
+    assert document["inputs"]["study_sha256"] == study.load(small).sha256
+
+
+def test_a_study_of_many_places_has_no_one_best_policy(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(STUDY.replace("spares: 2", "spares: [1, 2]"))
+    assert "the study sweeps cluster.spares" in refused("recommend", path, "-o", tmp_path / "p.json")
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_the_loop_from_timings_to_a_study(tmp_path: Path) -> None:
+    for number in range(9):
+        stall = 20.0 + number
+        size = 10**9 * (number + 1)
+        timings = Timings(
+            operation="checkpoint", container_id="a", engine="criu", image="/i", started=f"{number}",
+            total_s=stall + 4, phases={"engine": stall}, image_bytes=size,
+            dump=DumpStats(frozen_s=stall, total_s=stall + 4, image_bytes=size),
+        )  # fmt: skip
+        (tmp_path / f"{number}.json").write_bytes(encode(timings))
+    measured = tmp_path / "measured.json"
+    said = good("calibrate", *sorted(tmp_path.glob("?.json")), "-o", measured)
+    assert re.search(r"^stall +9 +24 ", said, re.M)
+    assert good("plot", measured).strip() == str(tmp_path / "measured.png")
+    (tmp_path / "s.yaml").write_text(STUDY.replace("stall: 30s", "file: measured.json"))
+    config = study.load(tmp_path / "s.yaml").cells[0].config
+    stall = config.storage[0].stall
+    assert stall is not None and stall.mean == pytest.approx(24.0)
+    good("run", tmp_path / "s.yaml")
+
+
+EXAMPLES = sorted(
+    entry.name
+    for entry in resources.files("sim").joinpath("examples").iterdir()
+    if entry.name.endswith(".yaml")
+)
+
+
+def test_examples_are_listed_and_copied(tmp_path: Path) -> None:
+    said = good("examples")
+    assert [line.split()[0] + ".yaml" for line in said.splitlines()] == EXAMPLES
+    good("examples", "llama3", "-o", tmp_path)
+    assert (tmp_path / "llama3.yaml").read_text() == good("examples", "llama3")
+    assert "is there already" in refused("examples", "llama3", "-o", tmp_path)
+    assert "there are kv-restore, llama3" in refused("examples", "llama4")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_a_study_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = resources.files("sim").joinpath("examples", name).read_text()
+    path = tmp_path / name
+    path.write_text(text)
+    if found := re.search(r"(?:path|trace): ([\w/.]+)", text):
+        folder = os.environ.get("TORPOR_TRACES")
+        monkeypatch.delenv("TORPOR_TRACES", raising=False)
+        with pytest.raises(SimError, match=r"there is no such file .* give --traces or TORPOR_TRACES"):
+            study.load(path)
+        if folder:
+            monkeypatch.setenv("TORPOR_TRACES", folder)
+        trace(found[1])
+    loaded = study.load(path)
+    from sim import engine
+
+    outcome = engine.simulate(loaded.cells[-1], 0)
+    assert outcome.metrics["wall_s"] > 0
+
+
+def test_what_cannot_be_done_is_one_sentence(small: Path, ran: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text(STUDY.replace("spares: 2", "sparse: 2"))
+    assert "cluster.sparse" in refused("run", tmp_path / "broken.yaml")
+    assert "it has no run.json" in refused("report", tmp_path)
+    assert "another study" in refused("run", small, "--out", _other(ran, tmp_path))
+    assert torpor("run", tmp_path / "none.yaml").exit_code == 2
+
+
+def _other(ran: Path, tmp_path: Path) -> Path:
+    """The same results, marked as another study's."""
+    folder = tmp_path / "other"
+    shutil.copytree(ran, folder)
+    (folder / "parts/study.json").write_text('{"sha256": "else"}')
+    return folder
