@@ -42,6 +42,7 @@ def command() -> None:
 
 for each in (
     studies.examples_command,
+    studies.policies_command,
     studies.run_command,
     studies.sweep_command,
     studies.plot_command,

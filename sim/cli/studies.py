@@ -384,6 +384,21 @@ def calibrate_command(timings: tuple[Path, ...], path: Path, as_json: bool) -> N
     )  # fmt: skip
 
 
+@click.command("policies")
+def policies_command() -> None:
+    """List the policies that a study can name, with their options; those of other packages, too."""
+    from sim.policies import registry
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("POLICY", "OPTIONS", "WHAT IT DOES"):
+        table.add_column(heading, no_wrap=True)
+    for name in registry.names():
+        described = registry.describe(name)
+        options = [one.name + ("" if one.required else "?") for one in described.parameters]
+        table.add_row(name, " ".join(options), described.summary)
+    console().print(table)
+
+
 @click.command("examples")
 @click.argument("name", required=False)
 @click.option("-o", "--out", "folder", type=_OUT, help="Copy it there.")

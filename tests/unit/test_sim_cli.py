@@ -254,12 +254,19 @@ def test_examples_are_listed_and_copied(tmp_path: Path) -> None:
     assert "there are kv-restore, llama3" in refused("examples", "llama4")
 
 
+def test_policies_are_listed_with_their_options() -> None:
+    said = good("policies")
+    assert re.search(r"^periodic +interval +Takes a checkpoint after every", said, re.M)
+    assert re.search(r"^hot-spares +base\? interval\? +Puts", said, re.M)
+    assert {line.split()[0] for line in said.splitlines()[1:]} == set(registry.names())
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_a_study_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = resources.files("sim").joinpath("examples", name).read_text()
     path = tmp_path / name
     path.write_text(text)
-    if found := re.search(r"(?:path|trace): ([\w/.]+)", text):
+    if found := re.search(r"(?:path|trace): ([\w/.-]+)", text):
         folder = os.environ.get("TORPOR_TRACES")
         monkeypatch.delenv("TORPOR_TRACES", raising=False)
         with pytest.raises(SimError, match=r"there is no such file .* give --traces or TORPOR_TRACES"):
