@@ -8,19 +8,17 @@ queues again where it was. Checkpoints between two events of a job are counted, 
 from __future__ import annotations
 
 import copy
-import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import simpy
 
-from sim.config import Config, GroupFailures, JobClass, NodeFailures, Queue, Storage, TraceFailures
+from sim.config import Config, JobClass, Queue, Storage
 from sim.engine import hardware
 from sim.engine.hardware import Announcement, Incident, Item
+from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Progress, job_rate, needs_s, progress
 from sim.errors import SimError
 from sim.laws import Law
 from sim.ledger import Ledger, Outcome, Span, Status
@@ -41,144 +39,17 @@ from sim.streams import Streams
 MOST_FRUITLESS = 10_000
 """Starts of one job that kept nothing after which it is taken never to end."""
 
-_Phase = Literal["waiting", "preempted", "starting", "working", "saving", "moving", "detecting", "done"]
-
-_BUCKET: dict[_Phase, str] = {
-    "waiting": "waiting", "preempted": "preempted", "starting": "startup", "saving": "checkpoint_stall",
-    "moving": "migration", "detecting": "detection",
-}  # fmt: skip
-"""Where the time in a phase goes; that of work is divided by `_Progress`."""
-
-
-@dataclass(slots=True)
-class _Job:
-    number: int
-    kind: JobClass
-    arrived_s: float
-    work_s: float
-    policy: Policy
-    mtbf_s: float | None
-    phase: _Phase = "waiting"
-    since_s: float = 0.0  # when the phase began
-    nodes: list[int] = field(default_factory=list[int])
-    kept_s: float = 0.0  # work in the last checkpoint
-    base_s: float = 0.0  # work in memory when this stretch of work began
-    interval_s: float = math.inf
-    stall_s: float = 0.0
-    starts: int = 0
-    fruitless: int = 0
-    version: int = 0  # what was planned for an older one is void
-    ended_s: float = math.inf
-
-    @property
-    def rank(self) -> tuple[int, float, int]:
-        """Place in the queue, the lowest first."""
-        return (-self.kind.priority, self.arrived_s, self.number)
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    memory_s: float
-    kept_s: float
-    stalled_s: float
-
-
-def _progress(job: _Job, now_s: float) -> _Progress:
-    """What a stretch of work has come to: whole cycles of interval and stall, and a part of one."""
-    spent_s = now_s - job.since_s
-    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
-    if spent_s <= first_s:
-        return _Progress(job.base_s + spent_s, job.kept_s, 0.0)
-    spent_s -= first_s
-    reached_s = job.base_s + first_s
-    if spent_s < job.stall_s:
-        return _Progress(reached_s, job.kept_s, spent_s)
-    cycles, rest_s = divmod(spent_s - job.stall_s, job.interval_s + job.stall_s)
-    kept_s = reached_s + cycles * job.interval_s
-    stalled_s = (1 + cycles) * job.stall_s + max(0.0, rest_s - job.interval_s)
-    return _Progress(kept_s + min(rest_s, job.interval_s), kept_s, stalled_s)
-
-
-def _needs_s(job: _Job) -> float:
-    """How long the rest of the work takes with its checkpoints, the last of which is not taken."""
-    left_s = job.work_s - job.base_s
-    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
-    if left_s <= first_s:
-        return left_s
-    return left_s + job.stall_s * max(1, math.ceil((left_s - first_s) / job.interval_s - 1e-9))
-
-
-def job_rate(config: Config, nodes: int) -> float:
-    """Failures a second that a job on so many nodes meets, on average; 0 where there are none."""
-    rate = 0.0
-    for source in config.failures:
-        match source:
-            case NodeFailures():
-                rate += nodes / source.law.mean
-            case GroupFailures():
-                members = hardware.groups(config.cluster, source.scope)
-                rate += min(len(members), math.ceil(nodes / len(members[0]))) / source.law.mean
-            case TraceFailures():
-                rate += len(source.faults) / source.span_s * nodes / config.cluster.machines
-    return rate
-
-
-class _Cluster:
-    """Machines: which are free, away, or about to go."""
-
-    def __init__(self, machines: int) -> None:
-        self.free = list(range(machines))
-        self.away: dict[int, float] = {}
-        self.leaving: set[int] = set()
-        self.user: dict[int, _Job] = {}
-
-    def usable(self) -> list[int]:
-        """Free machines that stay."""
-        return [node for node in self.free if node not in self.leaving]
-
-    def take(self, job: _Job, count: int) -> list[int]:
-        """Give a job so many free machines."""
-        taken = self.usable()[:count]
-        gone = set(taken)
-        self.free = [node for node in self.free if node not in gone]
-        for node in taken:
-            self.user[node] = job
-        return taken
-
-    def give_back(self, nodes: list[int]) -> None:
-        """Machines of a job are free again, but for those that are away."""
-        for node in nodes:
-            del self.user[node]
-            if node not in self.away:
-                heapq.heappush(self.free, node)
-        self.free.sort()
-
-    def lose(self, node: int, back_s: float) -> None:
-        """A machine goes until then."""
-        self.away[node] = max(back_s, self.away.get(node, 0.0))
-        if node in self.free:
-            self.free.remove(node)
-
-    def regain(self, node: int, now_s: float) -> None:
-        """A machine is back, unless something else keeps it away for longer."""
-        if self.away.get(node, math.inf) > now_s:
-            return
-        del self.away[node]
-        self.leaving.discard(node)
-        if node not in self.user:
-            self.free = sorted([*self.free, node])
-
 
 class _Run:
     def __init__(self, config: Config, work: Queue, streams: Streams, policy: Policy, timeline: bool) -> None:
         self.config, self.work, self.streams, self.policy = config, work, streams, policy
         self.env = simpy.Environment()
-        self.cluster = _Cluster(config.cluster.machines)
+        self.nodes = Nodes(config.cluster.machines)
         self.ledger = Ledger()
         self.spans: list[Span] | None = [] if timeline else None
-        self.queue: list[_Job] = []
-        self.jobs: list[_Job] = []
-        self.running: dict[int, _Job] = {}  # those that have machines
+        self.queue: list[Job] = []
+        self.jobs: list[Job] = []
+        self.running: dict[int, Job] = {}  # those that have machines
         self.coming = 0  # classes whose next job is on its way
         self.unfinished = 0
         self.numbers = itertools.count()
@@ -198,7 +69,7 @@ class _Run:
 
         self.env.timeout(max(0.0, delay_s)).callbacks.append(fire)  # pyright: ignore[reportUnknownMemberType]
 
-    def for_job(self, job: _Job, delay_s: float, act: Callable[[_Job], None]) -> None:
+    def for_job(self, job: Job, delay_s: float, act: Callable[[Job], None]) -> None:
         """Do it unless the job's phase changes before."""
         version = job.version
         self.at(delay_s, lambda: act(job) if job.version == version else None)
@@ -212,12 +83,12 @@ class _Run:
         shared = self.storage is not None and self.storage.shared
         return self.work.state_bytes / (bandwidth if shared else bandwidth * nodes)
 
-    def save_s(self, job: _Job) -> float:
+    def save_s(self, job: Job) -> float:
         """What a checkpoint stalls a job."""
         storage = self.storage
         return 0.0 if storage is None else self._moved_s(storage.write_bps, storage.stall, job.kind.nodes)
 
-    def restore_s(self, job: _Job) -> float:
+    def restore_s(self, job: Job) -> float:
         """What reading one back takes."""
         storage = self.storage
         if storage is None or job.kept_s == 0:
@@ -226,14 +97,14 @@ class _Run:
 
     # Phases of a job
 
-    def enter(self, job: _Job, phase: _Phase) -> None:
+    def enter(self, job: Job, phase: Phase) -> None:
         """End a phase, put its time into its bucket, begin another."""
         now_s = self.env.now
         spent_s = now_s - job.since_s
         if job.phase == "working":
-            seen = _progress(job, now_s)
+            seen = progress(job, now_s)
             if phase == "done":
-                seen = _Progress(job.work_s, job.work_s, spent_s - (job.work_s - job.base_s))
+                seen = Progress(job.work_s, job.work_s, spent_s - (job.work_s - job.base_s))
             self.ledger.add("goodput", seen.memory_s - job.base_s)
             self.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
             if job.stall_s > 0 and math.isfinite(job.interval_s):
@@ -242,7 +113,7 @@ class _Run:
                 job.fruitless = 0
             job.base_s, job.kept_s = seen.memory_s, seen.kept_s
         elif job.phase != "done":
-            self.ledger.add(_BUCKET[job.phase], spent_s)
+            self.ledger.add(BUCKET[job.phase], spent_s)
         if job.nodes:
             self.node_s["held"] += spent_s * len(job.nodes)
         if self.spans is not None and spent_s > 0:
@@ -250,7 +121,7 @@ class _Run:
         job.phase, job.since_s = phase, now_s
         job.version += 1
 
-    def tell(self, job: _Job, kind: EventKind, item: Item | None = None) -> list[Action]:
+    def tell(self, job: Job, kind: EventKind, item: Item | None = None) -> list[Action]:
         """Ask the job's policy; what it says of the interval is done here."""
         if job.phase == "working":
             self.resume(job)  # what was done by now is done with the old interval
@@ -264,7 +135,7 @@ class _Run:
             restart_s=self.config.costs.restart.mean,
             migrate_s=None if self.config.costs.migrate is None else self.config.costs.migrate.mean,
             nodes=job.kind.nodes,
-            spares=len(self.cluster.usable()),
+            spares=len(self.nodes.usable()),
         )
         lead_s = item.lead_s if isinstance(item, Announcement) else 0.0
         event = Event(kind, cause=item.cause if item else "", lead_s=lead_s)
@@ -281,9 +152,9 @@ class _Run:
             self.resume(job)
         return actions
 
-    def start(self, job: _Job) -> None:
+    def start(self, job: Job) -> None:
         self.enter(job, "starting")
-        job.nodes = self.cluster.take(job, job.kind.nodes)
+        job.nodes = self.nodes.take(job, job.kind.nodes)
         self.running[job.number] = job
         costs = self.config.costs
         first = job.starts == 0
@@ -292,17 +163,17 @@ class _Run:
         starting_s = self.cost(costs.startup if first else costs.restart) + self.restore_s(job)
         self.for_job(job, starting_s, self.work_on)
 
-    def work_on(self, job: _Job) -> None:
+    def work_on(self, job: Job) -> None:
         self.tell(job, "start" if job.starts == 1 else "restart")
         if job.number in self.failed_at:
             self.recoveries.append(self.env.now - self.failed_at.pop(job.number))
         self.resume(job)
 
-    def resume(self, job: _Job) -> None:
+    def resume(self, job: Job) -> None:
         self.enter(job, "working")
-        self.for_job(job, _needs_s(job), self.finish)
+        self.for_job(job, needs_s(job), self.finish)
 
-    def finish(self, job: _Job) -> None:
+    def finish(self, job: Job) -> None:
         self.enter(job, "done")
         job.ended_s = self.env.now
         self.unfinished -= 1
@@ -310,12 +181,12 @@ class _Run:
         self.release(job)
         self.schedule()
 
-    def release(self, job: _Job) -> None:
-        self.cluster.give_back(job.nodes)
+    def release(self, job: Job) -> None:
+        self.nodes.give_back(job.nodes)
         job.nodes = []
         del self.running[job.number]
 
-    def drop(self, job: _Job) -> None:
+    def drop(self, job: Job) -> None:
         """Lose what is not kept."""
         lost_s = job.base_s - job.kept_s
         self.ledger.move("goodput", "lost_work", lost_s)
@@ -324,20 +195,20 @@ class _Run:
         if job.fruitless > MOST_FRUITLESS:
             self.livelock = True
 
-    def queue_again(self, job: _Job, phase: _Phase) -> None:
+    def queue_again(self, job: Job, phase: Phase) -> None:
         self.enter(job, phase)
         self.release(job)
         self.queue.append(job)
         self.queue.sort(key=lambda one: one.rank)
 
-    def save(self, job: _Job, then: Callable[[_Job], None]) -> None:
+    def save(self, job: Job, then: Callable[[Job], None]) -> None:
         """Take a checkpoint of all there is; only work can be saved."""
         if job.phase != "working":
             then(job)
             return
         self.enter(job, "saving")
 
-        def saved(one: _Job) -> None:
+        def saved(one: Job) -> None:
             one.kept_s = one.base_s
             one.fruitless = 0
             self.counts["checkpoints"] += 1
@@ -350,7 +221,7 @@ class _Run:
     def arrive(self, kind: JobClass, work_s: float) -> None:
         rate = job_rate(self.config, kind.nodes)
         policy = copy.deepcopy(self.policy)
-        job = _Job(next(self.numbers), kind, self.env.now, work_s, policy, 1 / rate if rate else None)
+        job = Job(next(self.numbers), kind, self.env.now, work_s, policy, 1 / rate if rate else None)
         job.since_s = self.env.now
         self.unfinished += 1
         self.jobs.append(job)
@@ -361,20 +232,20 @@ class _Run:
     def schedule(self) -> None:
         while self.queue:
             job = self.queue[0]
-            if len(self.cluster.usable()) >= job.kind.nodes:
+            if len(self.nodes.usable()) >= job.kind.nodes:
                 self.queue.pop(0)
                 self.start(job)
             elif not self.make_room(job):
                 return
 
-    def make_room(self, job: _Job) -> bool:
+    def make_room(self, job: Job) -> bool:
         """Ask lower jobs to go; True if machines are free at once."""
         lower = [one for one in self.running.values() if one.kind.priority < job.kind.priority]
         leaving = [one for one in lower if one.phase == "saving"]
-        have = len(self.cluster.usable()) + sum(len(one.nodes) for one in leaving)
+        have = len(self.nodes.usable()) + sum(len(one.nodes) for one in leaving)
         if have >= job.kind.nodes:
             return False  # they are on their way
-        chosen: list[tuple[_Job, str]] = []
+        chosen: list[tuple[Job, str]] = []
         for one in sorted((one for one in lower if one.phase != "saving"), key=lambda one: one.rank)[::-1]:
             if have >= job.kind.nodes:
                 break
@@ -391,43 +262,43 @@ class _Run:
                 self.save(one, self.preempted)
             else:
                 self.kill(one, "preempted")
-        return len(self.cluster.usable()) >= job.kind.nodes
+        return len(self.nodes.usable()) >= job.kind.nodes
 
-    def preempted(self, job: _Job) -> None:
+    def preempted(self, job: Job) -> None:
         self.queue_again(job, "preempted")
         self.schedule()
 
-    def kill(self, job: _Job, phase: _Phase) -> None:
+    def kill(self, job: Job, phase: Phase) -> None:
         if job.phase == "working":
             self.enter(job, "waiting")
         self.drop(job)
         self.queue_again(job, phase)
 
-    def users(self, nodes: Sequence[int]) -> list[_Job]:
+    def users(self, nodes: Sequence[int]) -> list[Job]:
         """Jobs on these machines, each once, in order of the machines."""
-        found = {job.number: job for node in nodes if (job := self.cluster.user.get(node))}
+        found = {job.number: job for node in nodes if (job := self.nodes.user.get(node))}
         return list(found.values())
 
     def befall(self, item: Item) -> None:
-        nodes = [node for node in item.nodes if node not in self.cluster.away]
+        nodes = [node for node in item.nodes if node not in self.nodes.away]
         hit = self.users(nodes)
         if isinstance(item, Announcement):
             if item.kind == "notice":
-                self.cluster.leaving.update(nodes)
+                self.nodes.leaving.update(nodes)
             for job in hit:
                 self.warn(job, item)
             return
-        self.cluster.leaving.difference_update(nodes)
+        self.nodes.leaving.difference_update(nodes)
         if item.down_s > 0:
             for node in nodes:
-                self.cluster.lose(node, self.env.now + item.down_s)
+                self.nodes.lose(node, self.env.now + item.down_s)
             self.at(item.down_s, lambda: self.back(nodes))
         for job in hit:
             if job.phase != "detecting":
                 self.fail(job, item)
         self.schedule()
 
-    def fail(self, job: _Job, incident: Incident) -> None:
+    def fail(self, job: Job, incident: Incident) -> None:
         told = incident.cause in ("maintenance", "spot")
         if not told:
             self.counts["failures"] += 1
@@ -437,7 +308,7 @@ class _Run:
         self.drop(job)
         self.tell(job, "failure", incident)
 
-        def noticed(one: _Job) -> None:
+        def noticed(one: Job) -> None:
             self.queue_again(one, "waiting")
             self.schedule()
 
@@ -445,10 +316,10 @@ class _Run:
 
     def back(self, nodes: list[int]) -> None:
         for node in nodes:
-            self.cluster.regain(node, self.env.now)
+            self.nodes.regain(node, self.env.now)
         self.schedule()
 
-    def warn(self, job: _Job, said: Announcement) -> None:
+    def warn(self, job: Job, said: Announcement) -> None:
         actions = self.tell(job, said.kind, said)
         wants = [type(action) for action in actions]
         saves = [action for action in actions if isinstance(action, Checkpoint)]
@@ -460,30 +331,30 @@ class _Run:
         elif saves:
             self.for_job(job, saves[0].delay_s, lambda one: self.save(one, self.resume))
 
-    def leave(self, job: _Job) -> None:
+    def leave(self, job: Job) -> None:
         self.save(job, self.requeue)
 
-    def leave_unsaved(self, job: _Job) -> None:
+    def leave_unsaved(self, job: Job) -> None:
         self.kill(job, "waiting")
         self.schedule()
 
-    def requeue(self, job: _Job) -> None:
+    def requeue(self, job: Job) -> None:
         self.queue_again(job, "waiting")
         self.schedule()
 
-    def migrate(self, job: _Job, said: Announcement) -> None:
+    def migrate(self, job: Job, said: Announcement) -> None:
         """Swap machines under a job that works; without free ones, or while it starts, it stays."""
         bound = [node for node in job.nodes if node in said.nodes]
-        free = [node for node in self.cluster.usable() if node not in said.nodes]
+        free = [node for node in self.nodes.usable() if node not in said.nodes]
         if job.phase != "working" or len(free) < len(bound) or self.config.costs.migrate is None:
             return
         self.counts["migrations"] += 1
         self.enter(job, "moving")
         keep = [node for node in job.nodes if node not in bound]
         new = free[: len(bound)]
-        self.cluster.give_back(bound)
-        self.cluster.free = [node for node in self.cluster.free if node not in new]
-        self.cluster.user.update(dict.fromkeys(new, job))
+        self.nodes.give_back(bound)
+        self.nodes.free = [node for node in self.nodes.free if node not in new]
+        self.nodes.user.update(dict.fromkeys(new, job))
         job.nodes = sorted([*keep, *new])
         self.for_job(job, self.cost(self.config.costs.migrate), self.resume)
 
@@ -540,7 +411,10 @@ class _Run:
         while not self.livelock:
             if not self.coming and self.unfinished == 0:
                 return "done"
-            if self.env.peek() > self.config.horizon_s:
+            following_s = self.env.peek()
+            if math.isinf(following_s) and math.isinf(self.config.horizon_s):
+                return "livelock"  # somebody waits for machines that never come back
+            if following_s > self.config.horizon_s:
                 return "horizon"
             self.env.step()
         return "livelock"
@@ -596,15 +470,15 @@ def _outcome(played: _Run, status: Status) -> Outcome:
     return Outcome(status, metrics, buckets, played.recoveries, played.spans or [])
 
 
-def _cut(played: _Run, job: _Job, end_s: float) -> None:
+def _cut(played: _Run, job: Job, end_s: float) -> None:
     """Count a job until the end of watching, whatever it is in."""
     spent_s = end_s - job.since_s
     if job.phase == "working":
-        seen = _progress(job, end_s)
+        seen = progress(job, end_s)
         played.ledger.add("goodput", seen.memory_s - job.base_s)
         played.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
     else:
-        played.ledger.add(_BUCKET[job.phase], spent_s)
+        played.ledger.add(BUCKET[job.phase], spent_s)
     played.node_s["held"] += spent_s * len(job.nodes)
     if played.spans is not None and spent_s > 0:
         played.spans.append(Span(job.since_s, end_s, f"job{job.number}", job.phase, job.kind.name))

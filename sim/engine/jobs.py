@@ -1,0 +1,139 @@
+"""Jobs of a queue and the nodes that they share."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sim.config import Config, GroupFailures, JobClass, NodeFailures, TraceFailures
+from sim.engine import hardware
+from sim.policies.base import Policy
+
+Phase = Literal["waiting", "preempted", "starting", "working", "saving", "moving", "detecting", "done"]
+
+BUCKET: dict[Phase, str] = {
+    "waiting": "waiting", "preempted": "preempted", "starting": "startup", "saving": "checkpoint_stall",
+    "moving": "migration", "detecting": "detection",
+}  # fmt: skip
+"""Where the time in a phase goes; that of work is divided by `Progress`."""
+
+
+@dataclass(slots=True)
+class Job:
+    number: int
+    kind: JobClass
+    arrived_s: float
+    work_s: float
+    policy: Policy
+    mtbf_s: float | None
+    phase: Phase = "waiting"
+    since_s: float = 0.0  # when the phase began
+    nodes: list[int] = field(default_factory=list[int])
+    kept_s: float = 0.0  # work in the last checkpoint
+    base_s: float = 0.0  # work in memory when this stretch of work began
+    interval_s: float = math.inf
+    stall_s: float = 0.0
+    starts: int = 0
+    fruitless: int = 0
+    version: int = 0  # what was planned for an older one is void
+    ended_s: float = math.inf
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Place in the queue, the lowest first."""
+        return (-self.kind.priority, self.arrived_s, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    memory_s: float
+    kept_s: float
+    stalled_s: float
+
+
+def progress(job: Job, now_s: float) -> Progress:
+    """What a stretch of work has come to: whole cycles of interval and stall, and a part of one."""
+    spent_s = now_s - job.since_s
+    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
+    if spent_s <= first_s:
+        return Progress(job.base_s + spent_s, job.kept_s, 0.0)
+    spent_s -= first_s
+    reached_s = job.base_s + first_s
+    if spent_s < job.stall_s:
+        return Progress(reached_s, job.kept_s, spent_s)
+    cycles, rest_s = divmod(spent_s - job.stall_s, job.interval_s + job.stall_s)
+    kept_s = reached_s + cycles * job.interval_s
+    stalled_s = (1 + cycles) * job.stall_s + max(0.0, rest_s - job.interval_s)
+    return Progress(kept_s + min(rest_s, job.interval_s), kept_s, stalled_s)
+
+
+def needs_s(job: Job) -> float:
+    """How long the rest of the work takes with its checkpoints, the last of which is not taken."""
+    left_s = job.work_s - job.base_s
+    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
+    if left_s <= first_s:
+        return left_s
+    return left_s + job.stall_s * max(1, math.ceil((left_s - first_s) / job.interval_s - 1e-9))
+
+
+def job_rate(config: Config, nodes: int) -> float:
+    """Failures a second that a job on so many nodes meets, on average; 0 where there are none."""
+    rate = 0.0
+    for source in config.failures:
+        match source:
+            case NodeFailures():
+                rate += nodes / source.law.mean
+            case GroupFailures():
+                members = hardware.groups(config.cluster, source.scope)
+                rate += min(len(members), math.ceil(nodes / len(members[0]))) / source.law.mean
+            case TraceFailures():
+                rate += len(source.faults) / source.span_s * nodes / config.cluster.machines
+    return rate
+
+
+class Nodes:
+    """Machines: which are free, away, or about to go."""
+
+    def __init__(self, machines: int) -> None:
+        self.free = list(range(machines))
+        self.away: dict[int, float] = {}
+        self.leaving: set[int] = set()
+        self.user: dict[int, Job] = {}
+
+    def usable(self) -> list[int]:
+        """Free machines that stay."""
+        return [node for node in self.free if node not in self.leaving]
+
+    def take(self, job: Job, count: int) -> list[int]:
+        """Give a job so many free machines."""
+        taken = self.usable()[:count]
+        gone = set(taken)
+        self.free = [node for node in self.free if node not in gone]
+        for node in taken:
+            self.user[node] = job
+        return taken
+
+    def give_back(self, nodes: list[int]) -> None:
+        """Machines of a job are free again, but for those that are away."""
+        for node in nodes:
+            del self.user[node]
+            if node not in self.away:
+                heapq.heappush(self.free, node)
+        self.free.sort()
+
+    def lose(self, node: int, back_s: float) -> None:
+        """A machine goes until then."""
+        self.away[node] = max(back_s, self.away.get(node, 0.0))
+        if node in self.free:
+            self.free.remove(node)
+
+    def regain(self, node: int, now_s: float) -> None:
+        """A machine is back, unless something else keeps it away for longer."""
+        if self.away.get(node, math.inf) > now_s:
+            return
+        del self.away[node]
+        self.leaving.discard(node)
+        if node not in self.user:
+            self.free = sorted([*self.free, node])
