@@ -105,8 +105,16 @@ def _rights(pid: int, spec: Spec) -> Iterator[str]:
     score = process.get("oomScoreAdj")
     if score is not None and int(Path(f"/proc/{pid}/oom_score_adj").read_text()) < score:
         yield "its OOM score is lower"
-    if process.get("apparmorProfile") or process.get("selinuxLabel"):
+    label = process.get("apparmorProfile") or process.get("selinuxLabel") or ""
+    if label and label not in _label(pid):
         yield "no security module confines it"
+
+
+def _label(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/attr/current").read_text()
+    except OSError:  # no module labels processes
+        return ""
 
 
 def _devices(pid: int, spec: Spec) -> Iterator[str]:

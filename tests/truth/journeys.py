@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.truth import sources
+from tests.truth import sources, tools
 from tests.truth.scenario import Scenario, Source
 from tests.truth.tools import FOLDER
 
@@ -27,7 +28,7 @@ static char one[4096], other[4096];
 static int hold(const char *what) {
     int huge = !strcmp(what, "huge"), large = !strcmp(what, "large");
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | (huge ? MAP_HUGETLB : 0);
-    size_t size = large ? 330 << 20 : huge ? 4 << 20 : 16 << 12;
+    size_t size = large ? 240 << 20 : huge ? 4 << 20 : 16 << 12;
     char *place = mmap(0, size, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (place == MAP_FAILED) return -1;
     memset(place, 1, size);
@@ -102,6 +103,25 @@ def _mapped(spec: dict[str, Any], path: Path) -> None:
     sources.map_ids(spec, path)
 
 
+def _confined(spec: dict[str, Any], path: Path) -> None:
+    _unmasked(spec, path)
+    spec["process"]["apparmorProfile"] = "torpor-truth"
+
+
+def _policy() -> dict[str, bytes]:
+    """A profile of AppArmor that forbids nothing, compiled here."""
+    rules = ("file", "capability", "network", "mount", "umount", "pivot_root", "ptrace", "signal", "unix")
+    text = "profile torpor-truth flags=(attach_disconnected,mediate_deleted) {%s}"
+    compiler = tools.prefix("apparmor") / "bin/apparmor_parser"
+    words = [compiler, "--skip-kernel-load", "--skip-cache", "--stdout"]
+    source = (text % "".join(f"{rule}," for rule in rules)).encode()
+    return {_POLICY: subprocess.run(words, input=source, capture_output=True, check=True).stdout}
+
+
+def _nothing() -> dict[str, bytes]:
+    return {}
+
+
 INHERITING = Source(name="inheriting", args=["/counter"], edit=_inheriting)
 STATIC = Source(name="static", args=["/counter"], edit=_static)
 UNMASKED = Source(name="unmasked", args=["/counter"], edit=_unmasked)
@@ -113,7 +133,10 @@ HUGE = Source(name="huge", args=["/counter", "huge"], edit=_unmasked)
 GUARDED = Source(name="guarded", args=["/counter", "guard"], edit=_tuned)
 LARGE = Source(name="large-static", args=["/counter", "large"], edit=_unmasked)
 CAPABLE = Source(name="capable", args=["/counter"], edit=_capable)
+CONFINED = Source(name="confined", args=["/counter"], edit=_confined)
 MAPPED = Source(name="mapped-ids", args=["/counter"], edit=_mapped)
+_POLICY = "/root/policy"
+_LOAD = f"dd if={_POLICY} of=/sys/kernel/security/apparmor/.replace bs=4M"
 _RESERVE = "echo 8 > /proc/sys/vm/nr_hugepages"
 _CAP_SYS_RESOURCE = 24
 
@@ -123,12 +146,14 @@ class Journey(Scenario):
     """From one machine to another. made_on, woken_on: processors, as qemu names them, and after a colon how
     much memory they have in MiB if it is not the usual; "" is this machine.
 
-    before_dump, before_wake: for a shell of an emulated machine. after: sets the latter right again.
+    brings: files for the machine of the dump. before_dump, before_wake: for a shell of an emulated machine.
+    after: sets the latter right again.
     lacks: a capability that root has not got where the image is woken.
     """
 
     made_on: str = ""
     woken_on: str = ""
+    brings: Callable[[], Mapping[str, bytes]] = _nothing
     before_dump: str = ""
     before_wake: str = ""
     after: str = ""
@@ -161,11 +186,13 @@ JOURNEYS = (
         before_wake="echo 0 > /proc/sys/vm/nr_hugepages",
     ),
     _of("a processor with a larger state", STATIC, "Haswell", "max"),
-    _of("a machine with less memory than the image", LARGE, "max", "max:320"),
+    _of("a machine with less memory than the image", LARGE, "max", "max:256"),
     _of("guard pages, the same kernel", GUARDED, "", ""),
     _of("guard pages, a kernel without", GUARDED, "", "max"),
     _of("a capability that root has", CAPABLE, "max", "max"),
     _of("a capability that root has not got", CAPABLE, "max", "max", lacks=_CAP_SYS_RESOURCE),
+    _of("a profile of AppArmor, its kernel", CONFINED, "max", "max", brings=_policy, before_dump=_LOAD),
+    _of("a profile of AppArmor, no such kernel", CONFINED, "max", "", brings=_policy, before_dump=_LOAD),
     _of("a user namespace, which may be made", MAPPED, "max", "max"),
     _of(
         "a user namespace, which may not be made",

@@ -21,7 +21,7 @@ def pack(dumped: Dumped, archive: Path, work: Path) -> None:
     (work / _SPEC).write_text(json.dumps(dumped.spec))
     (work / _NEEDS).write_bytes(encode_needs(dumped.needs))
     (work / _MANIFEST).write_bytes(msgspec.json.encode(dumped.manifest))
-    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+    with tarfile.open(archive, "w") as tar:
         for name in (_SPEC, _NEEDS, _MANIFEST):
             tar.add(work / name, name)
         tar.add(dumped.image_path, _IMAGE)

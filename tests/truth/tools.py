@@ -13,7 +13,7 @@ from shim.toolchain.units import Unit
 from tests.support.containers import CHECKOUT, PREFIX
 
 FOLDER = CHECKOUT / "build" / "truth"
-Release = Literal["", "criu-4.1", "criu-3.17", "runc-1.1", "runsc-2022", "no-criu"]
+Release = Literal["", "criu-4.1", "criu-3.17", "runc-1.1", "runsc-2022", "no-criu", "apparmor"]
 
 _UNITS = {
     "criu-4.1": Unit(name="criu", suite="trixie", packages=("criu",), programs=(("usr/sbin/criu", "criu"),)),
@@ -22,6 +22,12 @@ _UNITS = {
     ),
     "runsc-2022": Unit(
         name="runsc", suite="bookworm", packages=("runsc",), programs=(("usr/bin/runsc", "runsc"),)
+    ),
+    "apparmor": Unit(
+        name="apparmor",
+        suite="trixie",
+        packages=("apparmor",),
+        programs=(("usr/sbin/apparmor_parser", "apparmor_parser"),),
     ),
     "runc-1.1": Unit(name="runc", suite="trixie", packages=("runc",), programs=(("usr/sbin/runc", "runc"),)),
 }
