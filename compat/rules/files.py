@@ -95,10 +95,12 @@ def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding
     try:
         found = path.lstat()
     except OSError as error:
-        yield finding("files.missing", "refuse", f"{use}, and here it is not: {error.strerror}", remedy)
+        yield finding(
+            "files.missing", "refuse", f"{use}, which cannot be found here: {error.strerror}", remedy
+        )
         return
     if not _IS[need.kind](found.st_mode):
-        yield finding("files.missing", "refuse", f"{use}, and here it is no {_KINDS[need.kind]}", remedy)
+        yield finding("files.missing", "refuse", f"{use}, which is no {_KINDS[need.kind]} here", remedy)
     elif need.size_bytes not in {-1, found.st_size}:
         yield finding(
             "files.size",

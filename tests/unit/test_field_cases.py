@@ -135,6 +135,30 @@ AT_RESTORE: dict[str, tuple[At, str, str]] = {
         "mounts.added",
         "unknown",  # without the root file system a link may lead there
     ),
+    "checkpoint-restore/criu#2692, #807: a process id is taken": (
+        At(task(pid=os.getpid()), spec=new(linux={"namespaces": [{"type": "network"}]}), local=True),
+        "place.pids",
+        "refuse",
+    ),
+    "containers/podman#14389: the network namespace is gone": (
+        At(
+            image(namespaces={"network": "external", "pid": "own"}),
+            spec=new(linux={"namespaces": [{"type": "pid"}, {"type": "network", "path": "/gone"}]}),
+            local=True,
+        ),
+        "spec.namespaces",
+        "refuse",
+    ),
+    "NVIDIA/cuda-checkpoint#21: the library of another driver was bound in": (
+        At(has("/lib/libEGL.so.560", external=True), spec=new(mounts=bind("/lib/libEGL.so.560")), local=True),
+        "mounts.source",
+        "refuse",
+    ),
+    "criu of 4.2 made the image, 4.1 is there": (
+        At(on=node(tools={"criu": "4.1.1"}), origin=Origin(engine_version="4.2.1")),
+        "criu.image",
+        "refuse",
+    ),
     "containers/podman#17496: AVX-512 is missing": (
         At(dumped_on=node(cpu_flags=(*ROOMY.cpu_flags, "avx512f"))),
         "cpu.features",
