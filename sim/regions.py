@@ -9,6 +9,7 @@ its bytes. Nothing done is lost.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -231,7 +232,7 @@ def run(policy: Policy, job: RegionalJob, markets: Sequence[Market], start: int 
         SimError: capacity is not given until the deadline, or the policy's answer is not a place.
 
     """
-    ticks = round(job.deadline_s / job.tick_s)
+    ticks = math.ceil(job.deadline_s / job.tick_s - 1e-9)
     if not markets or any(start + ticks > len(market.available) for market in markets):
         raise SimError(
             f"could not run a job: capacity is not given for {ticks} ticks from tick {start} on; use a "

@@ -19,7 +19,17 @@ from typing import Any, cast
 import yaml
 
 from sim import units
-from sim.config import NO_TIME, Cluster, Config, Inference, PolicySpec, Queue, Replications, Training
+from sim.config import (
+    NO_TIME,
+    Cluster,
+    Config,
+    Inference,
+    PolicySpec,
+    Queue,
+    Replications,
+    SpotWork,
+    Training,
+)
 from sim.errors import SimError
 from sim.policies import registry
 from sim.reading import Book, Section, Value, parse, shown
@@ -332,6 +342,10 @@ def _config(top: Section) -> Config:
     repair = law(top, "repair", NO_TIME)
     notices = read_notices(top.sections("notices"), cluster, failures)
     work = read_workload(top, cluster)
+    if isinstance(work, SpotWork):
+        # A replication is a window of capacity, and there are no more of them.
+        most = min(most, len(work.starts))
+        replications = replace(replications, least=min(least, most), most=most)
     costs = top.section("costs")
     storage = read_storage(
         top.sections("storage"), cluster, costs, read_measured(costs), needed=isinstance(work, Training)

@@ -167,7 +167,7 @@ def _spot(section: Section) -> SpotWork:
         section.price("on_demand_price") if section.has("on_demand_price") else None,
     )
     if section.has("trace"):
-        tick_s, regions, starts = _traced(section, prices)
+        tick_s, regions, starts = _traced(section, prices, deadline_s)
     else:
         tick_s, regions, starts = _made_up(section, prices, deadline_s)
     return SpotWork(
@@ -185,7 +185,9 @@ def _spot(section: Section) -> SpotWork:
 Prices = tuple[float | None, float | None]
 
 
-def _traced(section: Section, prices: Prices) -> tuple[float, tuple[RegionCapacity, ...], tuple[int, ...]]:
+def _traced(
+    section: Section, prices: Prices, deadline_s: float
+) -> tuple[float, tuple[RegionCapacity, ...], tuple[int, ...]]:
     path = trace_file(section, "trace")
     zones: Any = section.get("zones", [])
     wanted = [zones] if isinstance(zones, str) else list(zones)
@@ -205,7 +207,12 @@ def _traced(section: Section, prices: Prices) -> tuple[float, tuple[RegionCapaci
             tick_s, starts = windows.tick_s, tuple(start - first for start in windows.starts)
         else:
             loaded = priced.load(path)
-            tick_s, starts = next(iter(loaded.values())).tick_s, (0,)
+            tick_s = next(iter(loaded.values())).tick_s
+            # One window after another, as many as the shortest zone holds.
+            ticks, length = math.ceil(deadline_s / tick_s), min(len(z.available) for z in loaded.values())
+            starts = tuple(range(0, length - ticks + 1, ticks))
+            if not starts:
+                section.fail("deadline", f"is longer than the trace of {length * tick_s:g} s; shorten it")
             found = {
                 name: RegionCapacity(
                     name,

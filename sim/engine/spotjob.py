@@ -1,13 +1,15 @@
 """A job with a deadline on spot machines, in windows of what capacity there was.
 
-A replication is a window: replication r of a policy that runs in one zone has zone r modulo the zones, and
-window r over the zones; one that chooses among regions sees all of them in window r. So the first as many
-replications as there are zones and windows each see something of their own, and there are no more.
+A replication is a window, and there are no more of them. A policy that chooses among regions sees all of
+them; any other is played alone in each, and the outcome is the mean over them.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
+import math
+from collections.abc import Sequence
 
 from sim.config import Config, SpotWork
 from sim.errors import SimError
@@ -20,26 +22,17 @@ from sim.streams import Streams
 _STATES = {"none": "waiting", "spot": "spot", "on-demand": "on-demand"}
 
 
-def windows(work: SpotWork, policy: Policy) -> int:
-    """How many replications there are something of their own to see for."""
-    return len(work.starts) * (1 if _regional(policy) else len(work.regions))
-
-
-def _regional(policy: Policy) -> bool:
-    return bool(getattr(policy, "regional", False))
-
-
 def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Outcome:
     """Play one window to the end of the job, or its deadline.
 
     Raises:
-        SimError: there are fewer windows than replications, capacity ends before a window, or the policy's
-            answer is not a place.
+        SimError: there are fewer windows than replications, capacity ends before a window does, or the
+            policy's answer is not a place.
 
     """
     work = config.workload
     assert isinstance(work, SpotWork)
-    most = windows(work, policy)
+    most = len(work.starts)
     if streams.replication >= most:
         raise SimError(
             f"could not play replication {streams.replication} of policy '{policy.name}': there are {most} "
@@ -49,18 +42,39 @@ def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Out
         Market(region.name, region.available, region.spot_usd_per_s * 3600, region.on_demand_usd_per_s * 3600)
         for region in work.regions
     ]
-    window = streams.replication
-    if not _regional(policy):
-        window, zone = divmod(window, len(markets))
-        markets = [markets[zone]]
     job = RegionalJob(
         work.work_s, work.deadline_s, work.restart_s, work.tick_s, work.state_bytes, work.move_usd_per_byte
     )
-    out = run_regions(policy, job, markets, work.starts[window])
-    return _outcome(work, out, _spans(out, work.tick_s) if timeline else [])
+    start = work.starts[streams.replication]
+    if getattr(policy, "regional", False) or len(markets) == 1:
+        played = {"job0": run_regions(policy, job, markets, start)}
+    else:
+        # Each zone has a policy of its own, which knows nothing of the others.
+        policies = [copy.deepcopy(policy) for _ in markets]
+        played = {
+            f"job in {market.name}": run_regions(own, job, [market], start)
+            for own, market in zip(policies, markets, strict=True)
+        }
+    spans = [span for who, out in played.items() for span in _spans(who, out, work.tick_s)]
+    return _mean([_outcome(work, out) for out in played.values()], spans if timeline else [])
 
 
-def _outcome(work: SpotWork, out: RegionalOutcome, spans: list[Span]) -> Outcome:
+def _mean(outcomes: Sequence[Outcome], spans: list[Span]) -> Outcome:
+    count = len(outcomes)
+
+    def mean(name: str) -> float:
+        return math.fsum(outcome.metrics[name] for outcome in outcomes) / count
+
+    ledger = Ledger()
+    for outcome in outcomes:
+        for bucket, seconds in outcome.buckets.items():
+            ledger.add(bucket, seconds / count)
+    done = all(outcome.status == "done" for outcome in outcomes)
+    metrics = {name: mean(name) for name in outcomes[0].metrics}
+    return Outcome("done" if done else "horizon", metrics, ledger.buckets(), [], spans)
+
+
+def _outcome(work: SpotWork, out: RegionalOutcome) -> Outcome:
     ledger = Ledger()
     done_s = out.spot_work_s + out.on_demand_work_s
     held_s = out.spot_held_s + out.on_demand_held_s
@@ -86,14 +100,14 @@ def _outcome(work: SpotWork, out: RegionalOutcome, spans: list[Span]) -> Outcome
         "moves": float(out.moves),
         "events": float(len(out.held)),
     }
-    return Outcome("done" if out.done else "horizon", metrics, ledger.buckets(), [], spans)
+    return Outcome("done" if out.done else "horizon", metrics, ledger.buckets())
 
 
-def _spans(out: RegionalOutcome, tick_s: float) -> list[Span]:
+def _spans(who: str, out: RegionalOutcome, tick_s: float) -> list[Span]:
     spans: list[Span] = []
     tick = 0
     for (place, region), same in itertools.groupby(out.held):
         length = len(list(same))
-        spans.append(Span(tick * tick_s, (tick + length) * tick_s, "job0", _STATES[place], region))
+        spans.append(Span(tick * tick_s, (tick + length) * tick_s, who, _STATES[place], region))
         tick += length
     return spans
