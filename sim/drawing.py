@@ -16,6 +16,7 @@ BUCKET_COLOURS = {
     "goodput": "#009E73", "startup": "#999999", "checkpoint_stall": "#0072B2", "lost_work": "#D55E00",
     "detection": "#F0E442", "save_after_failure": "#7A5195", "restart": "#E69F00", "restore": "#B07D00",
     "waiting": "#CC79A7", "preempted": "#8C2D04", "migration": "#56B4E9", "idle": "#DDDDDD",
+    "work": "#009E73", "working": "#009E73", "spot": "#009E73", "on-demand": "#0072B2", "down": "#7A5195",
 }  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def plain_log(axis: Any, base: int = 10) -> None:
 def scale(seconds: float) -> tuple[float, str]:
     """A unit in which a time is a number that people read: how many seconds it has, and its name."""
     for size, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
+        if seconds >= 2 * size or seconds == size:
             return size, name
     return (1.0, "s") if seconds >= 0.5 else (1e-3, "ms")
 
@@ -61,7 +62,7 @@ def short(value: object, unit: str = "") -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if unit == "s" and math.isfinite(value):
-        size, name = scale(2 * value)
+        size, name = scale(value)
         return f"{value / size:.4g} {name}"
     if unit == "$/s":
         return f"$ {3600 * value:.4g}/h"

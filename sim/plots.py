@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from sim.calibrate import Calibration
 from sim.drawing import (
     BUCKET_COLOURS,
@@ -19,12 +21,14 @@ from sim.drawing import (
     numeric,
     plain_log,
     scale,
+    short,
     swept,
 )  # fmt: skip
 from sim.drawing import (
     figure as new_figure,
 )
 from sim.errors import SimError
+from sim.ledger import Span
 from sim.results import BUCKET, Cell, Results
 from sim.statistics import Summary, summarise
 from sim.sweep import objective
@@ -81,7 +85,8 @@ def interval(several: Sequence[Results]) -> Any:
     plain_log(axes.xaxis)
     axes.set_xlabel(f"work between two checkpoints ({name})")
     axes.set_ylabel("ETTR, with 95 % interval")
-    axes.legend(fontsize=8, frameon=False)
+    place = "lower center" if formulas else "best"
+    axes.legend(fontsize=8, loc=place, framealpha=0.9, edgecolor="none")
     axes.set_title(results.title, fontsize=10)
     return figure
 
@@ -159,30 +164,49 @@ def mttf(several: Sequence[Results]) -> Any:
     key = swept(results, SIZES)
     if key is None or results.workload != "training":
         raise NotHere("it takes a sweep over the size of a training job")
+    per_node = 1 if key == "job.gpus" else _gpus_per_node(results)
+    # Failures do not depend on the policy: one of them says it.
+    curves: dict[str, dict[float, Cell]] = {}
+    for cell in results.cells:
+        rest = [k for k in cell.params if k not in ("policy", key) and not k.startswith("policy.")]
+        name = ", ".join(f"{k} {short(cell.params[k], cell.units.get(k, ''))}" for k in rest)
+        curves.setdefault(name or "simulated", {}).setdefault(float(cell.params[key]) * per_node, cell)
     figure, axes = new_figure()
-    first: tuple[float, float] | None = None
-    for colour, (line, cells) in zip(itertools.cycle(COLOURS), lines(results, key).items(), strict=False):
-        seen = [c for c in cells if "mttf_s" in c.values and math.isfinite(c.summary("mttf_s").mean)]
-        xs = [float(cell.params[key]) for cell in seen]
-        if not xs:
+    drawn = False
+    for colour, (line, cells) in zip(itertools.cycle(COLOURS), curves.items(), strict=False):
+        seen = {gpus: found for gpus, cell in sorted(cells.items()) if (found := cell.mttf_s())}
+        if not seen:
             continue
-        hours = [cell.summary("mttf_s").mean / 3600 for cell in seen]
-        widths = [cell.summary("mttf_s").ci95 / 3600 for cell in seen]
-        axes.errorbar(xs, hours, yerr=widths, fmt="o-", markersize=4, capsize=2, color=colour, label=line)
-        first = first or (xs[0], hours[0])
-        axes.plot(xs, [hours[0] * xs[0] / x for x in xs], "--", color=colour, linewidth=1, alpha=0.6)
-    if first is None:
+        hours = [mean_s / 3600 for mean_s, _ in seen.values()]
+        widths = [half_s / 3600 for _, half_s in seen.values()]
+        axes.errorbar(
+            list(seen), hours, yerr=widths, fmt="o", markersize=4, capsize=2, color=colour, label=line
+        )
+        # From the one that failed most often, whose mean is known best.
+        last = list(seen)[-1]
+        axes.plot(
+            list(seen), [hours[-1] * last / x for x in seen], "--", color=colour, linewidth=1, alpha=0.7
+        )
+        drawn = True
+    if not drawn:
         raise NotHere("no job failed often enough to tell its mean time to failure")
-    axes.plot([], [], "--", color="#888888", label="1/N from the smallest")
+    axes.plot([], [], "--", color="#888888", label="1/N from the largest")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     plain_log(axes.xaxis, 2)
     plain_log(axes.yaxis)
-    axes.set_xlabel("GPUs of the job" if key == "job.gpus" else "nodes of the job")
+    axes.set_xlabel("GPUs of the job" if per_node > 1 or key == "job.gpus" else "nodes of the job")
     axes.set_ylabel("mean time to failure (h), with 95 % interval")
     axes.legend(fontsize=8, frameon=False)
     axes.set_title(results.title, fontsize=10)
     return figure
+
+
+def _gpus_per_node(results: Results) -> int:
+    """Of the study; 1 where it is swept, or not told."""
+    document = yaml.safe_load(results.resolved)
+    per_node = document.get("cluster", {}).get("gpus_per_node") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return per_node if isinstance(per_node, int) else 1
 
 
 def badput(several: Sequence[Results]) -> Any:
@@ -211,6 +235,7 @@ def badput(several: Sequence[Results]) -> Any:
         colour = BUCKET_COLOURS.get(bucket, COLOURS[number % len(COLOURS)])
         axes.barh(places, widths, left=left, color=colour, label=bucket.replace("_", " "), height=0.75)
         left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_yticks(places, [name for name, _ in rows], fontsize=8)
     axes.set_xlim(begin, 1)
     axes.set_xlabel("share of time" + (f" (the axis begins at {begin:.2f})" if begin else ""))
@@ -249,20 +274,26 @@ def recovery(several: Sequence[Results]) -> Any:
 def timeline(several: Sequence[Results]) -> Any:
     """Who was in which state when, in the first replication of a few cells."""
     results = _only(several)
-    cells = [cell for cell in results.cells if cell.spans][:4]
+    cells = [cell for cell in results.cells if cell.spans]
     if not cells:
         raise NotHere(
             "these results have no timeline; make them with `torpor sim run --out`, which keeps one"
         )
-    lanes: list[tuple[str, list[Any]]] = []
+    # Of more than fit, some from everywhere. Machines do not depend on the policy: those of the first.
+    cells = cells[:: -(-len(cells) // 6)]
+    lanes: list[tuple[str, list[Span]]] = []
+    nodes: list[tuple[str, list[Span]]] = []
     for cell in cells:
-        busiest: dict[str, list[Any]] = {}
+        found: dict[str, list[Span]] = {}
         for span in cell.spans:
-            busiest.setdefault(span.who, []).append(span)
-        most = sorted(
-            busiest.items(), key=lambda item: (not item[0].startswith("job"), -len(item[1]), item[0])
-        )
-        lanes += [(f"{label(cell)}: {who}" if len(cells) > 1 else who, spans) for who, spans in most[:12]]
+            found.setdefault(span.who, []).append(span)
+        busiest = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+        workers = [(who, spans) for who, spans in busiest if not who.startswith("node")]
+        most = max(1, 12 // len(cells))
+        lanes += [(f"{label(cell)}: {who}" if len(cells) > 1 else who, s) for who, s in workers[:most]]
+        if cell is cells[0]:
+            nodes = [(who, spans) for who, spans in busiest if who.startswith("node")][:10]
+    lanes += nodes
     end = max(span.t1_s for _, spans in lanes for span in spans)
     size, name = scale(end)
     states = list(dict.fromkeys(span.state for _, spans in lanes for span in spans))
@@ -275,6 +306,7 @@ def timeline(several: Sequence[Results]) -> Any:
             axes.broken_barh(bars, (place - 0.4, 0.8), color=colours[state], linewidth=0)
     for state in states:
         axes.plot([], [], color=colours[state], linewidth=6, label=state.replace("_", " "))
+    axes.set_ylim(-0.6, len(lanes) - 0.4)
     axes.set_yticks(range(len(lanes)), [lane for lane, _ in reversed(lanes)], fontsize=8)
     axes.set_xlim(0, end / size)
     axes.set_xlabel(f"time ({name})")

@@ -110,6 +110,20 @@ class Cell:
         self.recoveries_s += other.recoveries_s
         self.spans += other.spans
 
+    def mttf_s(self) -> tuple[float, float] | None:
+        """Time over failures, of all replications, and half of its 95 % interval; None without failures.
+
+        The mean of each replication's own ratio would be too long where failures are few. The interval is
+        that of a ratio of means, by linearisation.
+        """
+        walls, failures = self.values.get("wall_s", []), self.values.get("failures", [])
+        count = math.fsum(failures)
+        if not count or len(failures) < 2:
+            return None
+        mean_s = math.fsum(walls) / count
+        off = summarise([wall - mean_s * number for wall, number in zip(walls, failures, strict=True)])
+        return mean_s, off.ci95 / (count / len(failures))
+
     def summary(self, metric: str) -> Summary:
         """Mean, interval and quantiles of a metric, over the replications that have it.
 

@@ -195,6 +195,8 @@ def _ranking(results: Results, rows: Sequence[tuple[str, judge.Ranked, str]]) ->
 
     def figure(one: judge.Ranked, name: str) -> str:
         mean = one.cell.summary(name).mean if name in one.cell.values else math.nan
+        if name == "mttf_s" and (found := one.cell.mttf_s()):
+            mean = found[0]
         return "" if math.isnan(mean) else short(mean, "s") if unit(name) == "s" else f"{mean:.4g}"
 
     extra = [

@@ -75,7 +75,7 @@ def test_run_says_who_wins(small: Path) -> None:
     rows = [line for line in said.splitlines() if line.startswith(("periodic", "young", "exact"))]
     assert len(rows) >= 5
     assert "best" in rows[0]
-    assert "periodic, interval 1.5 h" in said
+    assert "periodic, interval 90 min" in said
     assert re.search(r"best: ettr 0\.\d+ ±|no significant difference between .* and ", said)
 
 
