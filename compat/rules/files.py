@@ -25,7 +25,10 @@ def in_volumes(case: Case) -> Iterator[Finding]:
     system's own are looked at when the image's changes are in it; gVisor's are not unpacked. Restore over the
     same container image and volumes.
     """
-    return files(case.needs, case.new, case.rootfs_path, complete=case.has_kernel)
+    root = case.rootfs_path
+    # An empty one is mounted later.
+    complete = case.has_kernel and root is not None and root.is_dir() and any(root.iterdir())
+    return files(case.needs, case.new, root, complete=complete)
 
 
 def files(

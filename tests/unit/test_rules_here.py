@@ -107,6 +107,25 @@ def test_what_tasks_hold_beside_files(tmp_path: Path, kind: Any, use: Any, words
     assert named(case.found(), "files.mode") == ["refuse"]
 
 
+def test_of_gvisor_files_of_the_root_are_looked_at_at_once(tmp_path: Path):
+    need = FileNeed(path="/data/table", size_bytes=-1, mode=-1)
+    needs = image(engine="gvisor", image_version="20240729.0", files=(need,))
+    root = tmp_path / "root"
+
+    def found() -> list[str]:
+        return named(At(needs, spec=SPEC, local=True, rootfs_path=root).found(), "files.missing")
+
+    assert found() == []
+    root.mkdir()
+    assert found() == [], "it is not mounted yet"
+    (root / "data").mkdir()
+    assert found() == ["refuse"]
+    (root / "data/table").touch()
+    assert found() == []
+    assert named(At(replace(needs, engine="criu"), spec=SPEC, local=True, rootfs_path=root).found(),
+                 "files.missing") == []  # fmt: skip
+
+
 def test_the_place_of_a_mount(tmp_path: Path):
     root, volume = tmp_path / "root", tmp_path / "vol"
     (root / "run").mkdir(parents=True)
