@@ -35,7 +35,7 @@ from shim.start import start
 from shim.streams import Streams
 
 BASE_TAR = "base.tar"
-_TRANSLATIONS = "translations.json"
+TRANSLATIONS = "translations.json"
 NETNS = Path("/run/netns")
 
 
@@ -147,14 +147,18 @@ class Arriving:
         findings = verdict.judge(needs, spec, dump_host=wanted.host, cache_path=profile_path)
         if refusals := [one for one in (*engine.probe(), *findings) if one.severity == "refuse"]:
             raise ShimError("; ".join(f"{one.message} [{one.rule}]; {one.remedy}" for one in refusals))
+        self.check_space(wanted.memory_bytes)
+        return tuple(one.message for one in findings if one.severity == "warn")
+
+    def check_space(self, n_bytes: int) -> None:
+        """Raises ShimError unless the store has room for an image."""
         self.here.node.store.ensure()
         space = os.statvfs(self.here.node.store.path)
-        if space.f_bavail * space.f_frsize < wanted.memory_bytes:
+        if space.f_bavail * space.f_frsize < n_bytes:
             raise ShimError(
                 f"its store has {space.f_bavail * space.f_frsize >> 20} MiB free and the container needs "
-                f"{wanted.memory_bytes >> 20}; free some space"
+                f"{n_bytes >> 20}; free some space"
             )
-        return tuple(one.message for one in findings if one.severity == "warn")
 
     def _make_bundle(self, spec: bundle.Spec) -> None:
         for name in ("base", "upper", "work", "bundle/rootfs"):
@@ -177,7 +181,7 @@ class Arriving:
 
     def note(self, translations: Translations) -> None:
         """Keep the old node's translations for the moment of the commit. Raises OSError."""
-        (self.record.path / _TRANSLATIONS).write_bytes(msgspec.json.encode(translations))
+        (self.record.path / TRANSLATIONS).write_bytes(msgspec.json.encode(translations))
 
     def prepare(self) -> dict[str, float]:
         """Restore the image that was committed under `reference`, and hold it; ms by phase.
@@ -228,7 +232,7 @@ class Arriving:
         self.record.write(STANDING, "committed")
         plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
         begun = time.monotonic()
-        noted = (self.record.path / _TRANSLATIONS).read_bytes()
+        noted = (self.record.path / TRANSLATIONS).read_bytes()
         wiring.translate(msgspec.json.decode(noted, type=Translations))
         self._plug = self._plug or wiring.Plug(self.identity, self.netns_path)
         self._plug.put_in()
@@ -257,6 +261,11 @@ class Arriving:
             self._remove_image()
             self.record.write(STANDING, "settled")
             (self.record.path / WISH).unlink(missing_ok=True)
+
+    def bring_on(self) -> None:
+        """What there is to be done now without anybody else. Raises EngineError, NetworkError, ShimError."""
+        if self.standing == "settled" and not self.is_here():
+            self.leave()  # its owner has deleted it
 
     def undo(self) -> None:
         """Nothing of it is left on this node. Idempotent. Raises EngineError, NetworkError, ShimError."""

@@ -8,6 +8,7 @@ source that runs on, or one that stays frozen until the target can be asked agai
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -17,8 +18,9 @@ from pathlib import Path
 
 from cluster import cargo, settle, wiring
 from cluster.channel import Channel, Lost, Refused
+from cluster.company import company
 from cluster.here import NEEDED, Here
-from cluster.messages import Abort, Answer, Commit, Prepare, Question, Reserve
+from cluster.messages import Abort, Answer, Commit, Expect, Prepare, Question, Reserve
 from cluster.records import VERDICT, WISH, Departure, Record, new_name
 from cluster.transport import connect
 from engines.api import EngineError, Phase, PhaseInfo
@@ -29,6 +31,7 @@ from shim.checkpoint import Source, Wanted, choose_engine, take
 from shim.cli.node import Found
 from shim.errors import ShimError
 from shim.images import layout
+from shim.images.layout import Reference, check_name
 from shim.images.manifest import FileDigest, Manifest
 
 _AGAIN_S = 0.3
@@ -59,16 +62,17 @@ class InDoubt(ShimError):
 Tell = Callable[[str], None]
 
 
-def migrate(here: Here, found: Found, peer: str, *, trial: bool, tell: Tell) -> Report:
+def migrate(here: Here, found: Found, peer: str, *, name: str = "", trial: bool, tell: Tell) -> Report:
     """Move a running container to another node.
 
+    name: of the image that the pod names which its caller makes there, "" for a container that has no caller.
     trial: only ask whether that would do. tell: called with what goes on, in words.
     Raises ShimError, EngineError, NetworkError; then the container runs on here, unless the message says that
     the migration is in doubt.
     """
     container_id = found.state.container_id
     words = f"could not migrate container '{container_id}' to '{peer}'"
-    leaving = _Leaving(here, found, peer, words, tell)
+    leaving = _Leaving(here, found, peer, name, words, tell)
     try:
         return leaving.run(trial=trial)
     except Refused as error:
@@ -78,8 +82,9 @@ def migrate(here: Here, found: Found, peer: str, *, trial: bool, tell: Tell) -> 
 
 
 class _Leaving:
-    def __init__(self, here: Here, found: Found, peer: str, words: str, tell: Tell) -> None:
+    def __init__(self, here: Here, found: Found, peer: str, name: str, words: str, tell: Tell) -> None:
         self.here, self.found, self.peer, self.words, self.tell = here, found, peer, words, tell
+        self.name = name
         self.node = found.node
         self.container_id = found.state.container_id
         self.record = Record(here.config.departures, new_name())
@@ -136,11 +141,7 @@ class _Leaving:
         spec_data = (self.source.bundle_path / bundle.CONFIG).read_bytes()
         spec = bundle.read_spec(self.source.bundle_path)
         who = pod.identify(spec.get("annotations") or {})
-        if who.caller:
-            raise ShimError(
-                f"{self.words}: {who.caller} made it and would not know it on another node; checkpoint it, "
-                "move the image, and have a new one made there with the annotation torpor.dev/restore-from"
-            )
+        self._check_caller(who)
         if spec.get("process", {}).get("terminal"):
             raise ShimError(
                 f"{self.words}: it has a terminal, whose other end stays here; run it without one"
@@ -149,6 +150,11 @@ class _Leaving:
         if netns is None:
             raise ShimError(
                 f"{self.words}: its network namespace has no path of its own; give it one that CNI has filled"
+            )
+        if others := company(self.found.root, self.container_id, netns):
+            raise ShimError(
+                f"{self.words}: {', '.join(others)} would stay here without the network that it shares; end "
+                "those first, a pod of several containers does not migrate"
             )
         engine = choose_engine(self.source, self.node.config, spec, None)
         if lacking := sorted(NEEDED - engine.capabilities):
@@ -167,7 +173,23 @@ class _Leaving:
             netns=str(netns),
             identity=identities.encode(identity),
             owner=next((one.container_id for one in owners if one), self.container_id),
+            guest=str(Reference(namespace=who.namespace, name=check_name(self.name))) if self.name else "",
         ), spec_data
+
+    def _check_caller(self, who: pod.Pod) -> None:
+        """Raises ShimError for a container whose caller would not know what has become of it."""
+        if who.caller not in {"", "containerd"} or who.sandbox:
+            raise ShimError(
+                f"{self.words}: {who.caller} made it and would not know it on another node; checkpoint it, "
+                "move the image, and have a new one made there with the annotation torpor.dev/restore-from"
+            )
+        if who.caller and not self.name:
+            raise ShimError(
+                f"{self.words}: it is part of a pod, which its caller there makes on the other node; name "
+                "with --as what that pod names with the annotation torpor.dev/restore-from"
+            )
+        if self.name and not who.caller:
+            raise ShimError(f"{self.words}: it is part of no pod; leave --as out")
 
     def _prepare(self, plan: Departure, spec_data: bytes, *, trial: bool) -> None:
         """Let the target make room, and send it what does not change any more."""
@@ -184,26 +206,28 @@ class _Leaving:
                 host=prospects.stable(self.node.config),
                 memory_bytes=self._memory_bytes(),
                 trial=trial,
+                guest=plan.guest,
+                container_name=pod.identify(json.loads(spec_data).get("annotations") or {}).container_name,
             ),
             Answer,
         )
         self.report.warnings += answer.warnings
-        if not trial:
+        if plan.guest and not trial:
+            self.tell(
+                f"waiting for its pod on node '{self.peer}', with the annotations torpor.dev/restore-from: "
+                f"{self.name} and torpor.dev/network: keep"
+            )
+            self.channel.ask(Expect(), Answer)
+        elif not trial:
             self.tell("sending the root file system")
             cargo.send_base(self.channel, cargo.root_of(self.source.bundle_path), self.record.path)
 
     def _memory_bytes(self) -> int:
         """Resident memory of the container: about the size of its image."""
-        answer = bundle.ask_runtime(
-            self.node.config.runtime_path,
-            ("--root", self.found.root),
-            *("ps", "--format", "json", self.container_id),
-        )
         n_bytes = 0
-        for pid in answer.stdout.strip("[]\n ").split(","):
-            with contextlib.suppress(OSError, ValueError):
-                pages = Path("/proc", str(int(pid)), "statm").read_text().split()[1]
-                n_bytes += int(pages) * 4096
+        for pid in bundle.processes(self.node.config.runtime_path, self.found.root, self.container_id):
+            with contextlib.suppress(OSError):
+                n_bytes += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
         return n_bytes
 
     def _channel(self) -> Channel:

@@ -12,7 +12,7 @@ import msgspec
 from compat.profile import Profile
 from netmig.conntrack import Translations
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 Standing = Literal["unknown", "reserved", "preparing", "prepared", "running"]
 
@@ -33,7 +33,8 @@ class Reserve(Message):
 
     migration: a name for all that follows. spec: its config.json. identity: of its network namespace, as
     `netmig.identity` encodes it. owner: whose its address leases are. memory_bytes, rootfs_bytes: estimates.
-    addresses: those to lease. trial: only look, and leave nothing.
+    addresses: those to lease. trial: only look, and leave nothing. guest: its pod is made there by a caller
+    of its own; the image that the pod's annotation names, "" for none. container_name: its name in the pod.
     """
 
     migration: str
@@ -45,6 +46,12 @@ class Reserve(Message):
     host: Profile
     memory_bytes: int
     trial: bool
+    guest: str = ""
+    container_name: str = ""
+
+
+class Expect(Message):
+    """Wait until the caller of the target has made the pod, and waits for the container."""
 
 
 class Send(Message):
@@ -115,4 +122,6 @@ class Busy(Message):
     """Still at work: said every second before an answer."""
 
 
-Said = Hello | Reserve | Send | Prepare | Commit | Abort | Question | Forget | Answer | Refusal | Busy
+Said = (
+    Hello | Reserve | Expect | Send | Prepare | Commit | Abort | Question | Forget | Answer | Refusal | Busy
+)

@@ -64,7 +64,8 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     """A container that leaves.
 
     peer: the target's name. engine: the engine's. directory: torpor's state of the container. netns: path of
-    its network namespace. identity: of that, encoded. owner: of its leases.
+    its network namespace. identity: of that, encoded. owner: of its leases. guest: it is of a pod of a caller
+    of its own, as is the one that is made for it on the other node, with an annotation that names this image.
     """
 
     migration: str
@@ -77,6 +78,7 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     netns: str
     identity: bytes
     owner: str
+    guest: str = ""
     schema: int = 1
 
 
@@ -92,6 +94,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     netns: str
     identity: bytes
     owner: str
+    guest: str = ""
     schema: int = 1
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from cluster.arrival import BASE_TAR, Arriving
 from cluster.channel import Channel, Lost, Refused
+from cluster.guest import Guest, arriving_of
 from cluster.here import Here
 from cluster.messages import (
     PROTOCOL,
     Abort,
     Answer,
+    Busy,
     Commit,
+    Expect,
     Forget,
     Hello,
     Prepare,
@@ -89,8 +92,11 @@ class _Session:
             self._receive(said)
             return
         try:
-            with self.channel.busy():
-                answer = self._do(said)
+            if isinstance(said, Expect):  # for long: it must notice that the source has hung up
+                answer = self._expect()
+            else:
+                with self.channel.busy():
+                    answer = self._do(said)
         except Refused as error:
             self.channel.send(Refusal(cause=str(error)))
         except Failures as error:
@@ -139,7 +145,8 @@ class _Session:
             raise ShimError(f"migration {said.migration} is known here already; begin another")
         self._held.enter_context(record.begun())
         try:
-            self._arriving, warnings = Arriving.reserve(self.here, record, self.peer, said)
+            kind = Guest if said.guest else Arriving
+            self._arriving, warnings = kind.reserve(self.here, record, self.peer, said)
         except BaseException:
             self._held.close()
             raise
@@ -154,6 +161,17 @@ class _Session:
             verdict="reserved",
         )
         return Answer(standing="reserved", warnings=warnings)
+
+    def _expect(self) -> Answer:
+        if not isinstance(self._arriving, Guest):
+            raise ShimError("nobody was announced")
+        try:
+            self._arriving.expect(lambda: self.channel.send(Busy()))
+        except Failures:
+            self._arriving.undo()
+            self._forget()
+            raise
+        return Answer(standing="reserved")
 
     def _receive(self, said: Send) -> None:
         """A file. What stands against it is told when there is a question to answer."""
@@ -258,4 +276,4 @@ class _Session:
             return self._arriving
         if record.plan(Arrival).peer != self.peer:
             raise Refused(f"migration {record.migration} is not between '{self.peer}' and this node")
-        return Arriving(self.here, record)
+        return arriving_of(self.here, record)

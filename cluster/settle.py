@@ -15,6 +15,7 @@ from pathlib import Path
 from cluster import wiring
 from cluster.arrival import Arriving
 from cluster.channel import Lost, Refused
+from cluster.guest import arriving_of
 from cluster.here import Here
 from cluster.messages import Abort, Answer, Commit, Forget, Message, Question, Standing
 from cluster.records import OVER, PROBLEM, STANDING, VERDICT, WISH, Arrival, Departure, Record, Wish, all_of
@@ -112,6 +113,8 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
         if standing != "running":
             return False
         record.write(OVER, "yes")
+    if plan.guest:  # the rest is its caller's, who sees that it has ended
+        return _forgotten(here, record, plan)
     here.delete(plan.engine, plan.root, plan.container_id)
     directory = Path(plan.directory)
     if directory.exists():
@@ -122,10 +125,14 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
     if came is not None and came.exists():
         with came.locked(wait=True) as ours:  # the agent clears up after a container that is gone, too
             if ours and came.exists():
-                Arriving(here, came).leave()
+                arriving_of(here, came).leave()
     else:
         wiring.remove(identity, Path(plan.netns))
         here.give_back(identity, plan.owner)
+    return _forgotten(here, record, plan)
+
+
+def _forgotten(here: Here, record: Record, plan: Departure) -> bool:
     if tell(here, plan.peer, Forget(migration=plan.migration)) is None:
         return False
     here.audit(
@@ -156,7 +163,7 @@ def arrival(here: Here, record: Record) -> None:
 
     Raises ShimError, EngineError, NetworkError, OSError.
     """
-    with contextlib.closing(Arriving(here, record)) as arriving:
+    with contextlib.closing(arriving_of(here, record)) as arriving:
         _bring_on(arriving, record)
 
 
@@ -166,8 +173,8 @@ def _bring_on(arriving: Arriving, record: Record) -> None:
         arriving.commit()
     elif standing in ("", "reserved", "preparing"):
         arriving.undo()
-    elif standing == "settled" and not arriving.is_here():
-        arriving.leave()  # its owner has deleted it
+    else:
+        arriving.bring_on()
 
 
 # --- all of them ---------------------------------------------------------------------------------------

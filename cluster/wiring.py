@@ -13,7 +13,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from netmig import conntrack, nft, rtnl
+from netmig import conntrack, mute, rtnl
 from netmig.apply import apply
 from netmig.capture import capture
 from netmig.check import check
@@ -24,8 +24,6 @@ from netmig.ns import Netns
 from netmig.shape import plug as _plug
 from shim.errors import ShimError
 
-_FAMILIES = ("inet", "arp")
-_MUTE = "torpor-hold-arrival"
 _NODE = Path("/proc/thread-self/ns/net")
 
 
@@ -51,7 +49,7 @@ def make(identity: Identity, path: Path) -> tuple[str, ...]:
         _refuse_taken(identity, host)
         netns = Netns.create(path)
         try:
-            muted = _mute(netns)
+            muted = mute.mute(netns)
             applied = apply(identity, netns, host, adopt=False)
             if muted:
                 _put_in(identity, host)
@@ -62,28 +60,21 @@ def make(identity: Identity, path: Path) -> tuple[str, ...]:
         return tuple(applied.warnings)
 
 
-def _mute(netns: Netns) -> bool:
-    """Let nothing in or out of a namespace; False if this kernel cannot."""
-    try:
-        nft.run(netns, "\n".join(_table(family, "drop") for family in _FAMILIES))
-    except NetworkError:
-        return False
-    return True
-
-
-def _table(family: str, policy: str) -> str:
-    chains = "\n".join(
-        f"chain {hook} {{ type filter hook {hook} priority -500; policy {policy}; }}"
-        for hook in ("input", "output")
-    )
-    return f"table {family} {_MUTE} {{\n{chains}\n}}"
-
-
 def _put_in(identity: Identity, host: Netns) -> None:
     with host.ipr() as ipr:
         for link in identity.links:
             if link.host is not None and link.host.bridge is not None:
                 _each(ipr, link.host.name, link.host.bridge, link.host.port)
+
+
+def check_pod(identity: Identity, path: Path) -> None:
+    """Can a pod that a network plugin has set up be given an identity, which the source has still?
+
+    Raises ShimError, NetworkError.
+    """
+    with Netns.open(path) as netns, node() as host:
+        if problems := check(identity, netns, host, adopt=True):
+            raise ShimError("; ".join(str(problem) for problem in problems))
 
 
 def _refuse_taken(identity: Identity, host: Netns) -> None:
@@ -118,15 +109,13 @@ class Plug:
         """path: of the namespace. Raises NetworkError."""
         self._identity = identity
         self._netns = Netns.open(path)
-        listed = nft.run(self._netns, "list tables") if nft.available() else []
-        found = [entry["table"] for entry in listed if "table" in entry]
-        self._muted = any(table["name"] == _MUTE for table in found)
+        self._muted = mute.is_muted(self._netns)
         self._announcer = Announcer(self._netns, global_addresses(identity))
 
     def put_in(self) -> None:
         """Let it hear and be heard, and tell everybody. Raises NetworkError."""
         if self._muted:
-            nft.run(self._netns, "\n".join(_table(family, "accept") for family in _FAMILIES))
+            mute.unmute(self._netns)
         else:
             with node() as host:
                 _put_in(self._identity, host)
@@ -140,10 +129,8 @@ class Plug:
 
 def tidy(path: Path) -> None:
     """Remove what made a namespace mute, which it is no more. Idempotent; nobody waits for it."""
-    # Added first: it need not be there.
-    lines = [f"add table {family} {_MUTE}\ndelete table {family} {_MUTE}" for family in _FAMILIES]
     with contextlib.suppress(NetworkError), Netns.open(path) as netns:
-        nft.run(netns, "\n".join(lines))
+        mute.tidy(netns)
 
 
 def unplug(identity: Identity) -> None:

@@ -19,7 +19,9 @@ from netmig import hold
 from netmig.errors import NetworkError
 from netmig.identity import Identity, global_addresses
 from netmig.lease import HostLocal, Owner
+from netmig.mute import mute, tidy, unmute
 from netmig.ns import Netns
+from netmig.places import open_place
 from netmig.recover import hold_directory, journal_path, recover
 from shim import leases
 from shim.errors import AdmissionRefused, NotUndone
@@ -36,6 +38,67 @@ def owner_of(directory: Path) -> str:
     return f"{directory.name}.{zlib.crc32(directory.parent.name.encode()):08x}"
 
 
+def let_go(network_path: Path, directory: Path, search_path: str) -> None:
+    """It is decided for the container in a mute namespace: let that hear and be heard, and tell everybody.
+
+    Again does no harm. Arguments as of `clear`. Raises NetworkError.
+    """
+    from netmig.capture import capture
+    from netmig.claim import Announcer
+
+    use_nft(search_path)
+    _forget(journal_path(network_path, owner_of(directory)))
+    for netns, table in _mute_ones(network_path, directory):
+        with netns, Netns.open(HOST) as host:
+            # CRIU's lock is gone by now, and ours was beside it.
+            hold.unlock(netns, table)
+            with Announcer(netns, global_addresses(capture(netns, host))) as announcer:
+                unmute(netns)
+                announcer.send()
+            tidy(netns)
+            hold.unlock(netns, table, records=hold_directory(network_path))
+
+
+def call_off(network_path: Path, directory: Path, search_path: str) -> None:
+    """It is decided against the container, which is gone: give the namespace its own addresses back.
+
+    Again does no harm. Arguments as of `clear`. Raises NetworkError.
+    """
+    path = journal_path(network_path, owner_of(directory))
+    left = _mute_ones(network_path, directory)
+    if not left:
+        return
+    use_nft(search_path)
+    if path.exists():
+        from netmig.undo import undo_left
+
+        undo_left(path)
+    for netns, table in left:
+        with netns:
+            tidy(netns)
+            hold.unlock(netns, table, records=hold_directory(network_path))
+
+
+def _forget(path: Path) -> None:
+    from netmig.journal import Journal
+
+    journal = Journal.load(path) if path.exists() else None
+    if journal is not None:
+        journal.forget()
+
+
+def _mute_ones(network_path: Path, directory: Path) -> list[tuple[Netns, str]]:
+    """The namespaces that a container holds until it is decided, opened, each with the table's name."""
+    found: list[tuple[Netns, str]] = []
+    for path in hold_directory(network_path).glob("*.json"):
+        record = hold.read_record(path)
+        if isinstance(record, hold.Held) and record.until == "decision":
+            netns = open_place(record.place) if record.owner == owner_of(directory) else None
+            if netns is not None:
+                found.append((netns, record.table))
+    return found
+
+
 def clear(network_path: Path, directory: Path, search_path: str) -> None:
     """Take back what killed calls left of adoptions, this container's and others'.
 
@@ -46,6 +109,13 @@ def clear(network_path: Path, directory: Path, search_path: str) -> None:
     if not left:
         return
     use_nft(search_path)
+    try:
+        call_off(network_path, directory, search_path)
+    except NetworkError as error:
+        raise NotUndone(
+            f"could not take back the network of container '{directory.name}': {error}; see `torpor net "
+            "recover`"
+        ) from error
     owner = owner_of(directory)
     failed = [one.detail for one in recover(network_path) if one.owner == owner and one.outcome == "failed"]
     if failed:
@@ -63,7 +133,8 @@ class Adoption:
     table: CRIU's, which it removes at its right moment; "" if it is not known. Ours holds the namespace
     beside it, until `open`: a restore that fails takes CRIU's away before the addresses are.
     peers: addresses at the other end of connections that go on. digest: of the image, for which the addresses
-    may have been reserved.
+    may have been reserved. mute: the addresses are in use elsewhere until somebody decides (`let_go`,
+    `call_off`): until then the namespace is mute, and all can be undone.
     """
 
     def __init__(
@@ -78,6 +149,7 @@ class Adoption:
         peers: tuple[str, ...],
         digest: str,
         what: str,
+        mute: bool = False,
     ) -> None:
         self._identity = identity
         self._digest = digest
@@ -89,6 +161,7 @@ class Adoption:
         self._theirs = table
         self._peers = peers
         self._what = what
+        self._mute = mute
         self._stack = contextlib.ExitStack()
         self._held: list[str] = []
         self._journal: Journal | None = None
@@ -120,7 +193,8 @@ class Adoption:
             raise self._refused("; ".join(map(str, problems)))
         had = {one.ip for one in global_addresses(now)}
         wanted = [one.ip for one in global_addresses(self._identity) if one.ip not in had]
-        macs = [link.mac for link in now.links if link.mac]
+        links = (*now.links, *self._identity.links) if self._mute else now.links
+        macs = [link.mac for link in links if link.mac]
         bridges = sorted({link.host.bridge for link in now.links if link.host and link.host.bridge})
         taken = [conflict for bridge in bridges for conflict in probe(self._host, bridge, wanted, macs)]
         if taken:
@@ -188,12 +262,16 @@ class Adoption:
         try:
             for table in filter(None, (self._ours, self._theirs)):
                 records = hold_directory(self._network_path)
-                hold.lock(self._netns, table, records=records, owner=self._owner)
+                until: hold.Until = "decision" if self._mute and table == self._ours else "call"
+                hold.lock(self._netns, table, records=records, until=until, owner=self._owner)
                 self._held.append(table)
+            if self._mute and not mute(self._netns):
+                raise NetworkError(f"network namespace '{self._path}' cannot be made mute on this kernel")
             applied = apply(self._identity, self._netns, self._host, adopt=True, journal=self._journal)
             plug(applied, self._host)
-            with Announcer(self._netns, global_addresses(self._identity)) as announcer:
-                announcer.send()
+            if not self._mute:
+                with Announcer(self._netns, global_addresses(self._identity)) as announcer:
+                    announcer.send()
             return self._findings + tuple(
                 Finding(rule=_RULE, severity="warn", message=one) for one in applied.warnings
             )
@@ -203,13 +281,17 @@ class Adoption:
     def open(self) -> None:
         """The tasks are there, and only the engine's lock is between them and the world. Raises ShimError."""
         try:
-            self._unlock(self._ours)
+            if not self._mute:
+                self._unlock(self._ours)
         except NetworkError as error:
             raise self._refused(str(error)) from error
 
     def done(self) -> None:
         """The container is there: nothing is to be undone any more. Raises ShimError."""
         try:
+            if self._mute:  # the rest is for whoever hears the decision
+                self._unlock(*(table for table in self._held if table != self._ours))
+                return
             self._unlock(*self._held)
             if self._journal is not None:
                 self._journal.forget()
@@ -226,13 +308,15 @@ class Adoption:
 
                     undo_steps(self._journal)
                 self._unlock(*self._held)
+                if self._mute:
+                    tidy(self._netns)
         except NetworkError as worse:
             raise NotUndone(f"{error}; and {worse}") from error
         finally:
             self._stack.close()
 
     def _unlock(self, *tables: str) -> None:
-        for table in tables:  # one may be gone: CRIU removes its own
+        for table in list(tables):  # one may be gone: CRIU removes its own
             hold.unlock(self._netns, table, records=hold_directory(self._network_path))
             self._held.remove(table)
 

@@ -98,6 +98,12 @@ def ask_runtime(
         ) from None
 
 
+def processes(runtime_path: Path, root: str, container_id: str) -> list[int]:
+    """The processes of a container, as its runtime tells."""
+    answer = ask_runtime(runtime_path, ("--root", root), "ps", "--format", "json", container_id)
+    return [int(word) for word in answer.stdout.strip("[]\n ").split(",") if word.strip().isdigit()]
+
+
 def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeState:
     """Ask the real runtime about a container. Raises ShimError with the runtime's own sentence."""
     answer = ask_runtime(runtime_path, ("--root", root), "state", container_id)

@@ -33,3 +33,7 @@ class Unsettled(ShimError):
 
 class Undecided(ShimError):
     """A container that is kept until somebody has decided where it is to run; it may not be removed."""
+
+
+class CalledOff(ShimError):
+    """A container that was to come from another node does not: it must not be started here in any way."""

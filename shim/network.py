@@ -23,7 +23,9 @@ from engines.api import CheckpointEngine, Finding, Needs, SocketNeed
 from netmig.errors import NetworkError
 from shim import bundle, identity
 from shim.annotations import Network
+from shim.config import Config
 from shim.errors import AdmissionRefused, ShimError
+from shim.state import NETWORK
 
 if TYPE_CHECKING:
     from netmig.identity import Address, Identity
@@ -93,11 +95,12 @@ def plan(
     *,
     leave_running: bool,
     what: str,
+    promised: bool = False,
 ) -> Plan:
     """Decide what becomes of addresses and connections.
 
-    network: what was asked for. directory: the image's. what: the image in words. Raises AdmissionRefused,
-    ImageCorrupt, ShimError.
+    network: what was asked for. directory: the image's. what: the image in words. promised: its container
+    still has its addresses elsewhere. Raises AdmissionRefused, ImageCorrupt, ShimError.
     """
     tcp = tcp_mode(network, leave_running=leave_running, what=what)
     place = namespace(spec)
@@ -118,6 +121,8 @@ def plan(
     addresses = global_addresses(found)
     if absent([one.ip for one in addresses], path):
         return replace(chosen, addresses=addresses, adopt=found)
+    if promised:
+        return replace(chosen, addresses=addresses, findings=(_HAS_THEM,))
     narrower = _narrower(found, path) if tcp == "keep" else ()
     return replace(chosen, addresses=addresses, findings=narrower)
 
@@ -127,6 +132,14 @@ _UNKNOWN = Finding(
     severity="unknown",
     message="the image does not say which addresses its container had",
     remedy="checkpoint again with this version of torpor",
+)
+
+
+_HAS_THEM = Finding(
+    rule=RULE,
+    severity="refuse",
+    message="the pod has the addresses that the container still uses on the node that it comes from",
+    remedy="let the network plugin give the pod others: it gets these when it is decided",
 )
 
 
@@ -214,6 +227,15 @@ def _missing(address: str, sockets: Sequence[SocketNeed], where: str) -> Finding
         remedy="give the new container that address, use network: keep-closed, or let the program have its "
         "sockets on all addresses (0.0.0.0 or ::), and no connected UDP socket, at its checkpoint",
     )
+
+
+def clear(config: Config, directory: Path, search_path: str) -> None:
+    """Undo what killed restores did to namespaces, as far as engines do not. Raises NotUndone."""
+    network_path = config.state_path / NETWORK
+    if network_path.is_dir():
+        from shim import adoption  # seldom
+
+        adoption.clear(network_path, directory, search_path)
 
 
 # --- asking a namespace --------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Target:
     """The container that wakes up.
 
     root: the runtime's --root. directory: torpor's state of it. settings: of its engine. extra_args: options
-    for the runtime that have no other place here.
+    for the runtime that have no other place here. promised: see `ContainerState`.
     """
 
     container_id: str
@@ -66,6 +66,7 @@ class Target:
     pid_file_path: Path | None = None
     console_socket_path: Path | None = None
     extra_args: tuple[str, ...] = ()
+    promised: str = ""
 
 
 def admit(
@@ -117,6 +118,7 @@ def at_create(
         use=wish.use or image.manifest.effective_use,
         created=started,
         hostname=_hostname(spec),
+        promised=target.promised,
     )
     with store.using(image):
         with watch.phase("admission"):
@@ -130,7 +132,7 @@ def at_create(
         try:
             with contextlib.ExitStack() as root:
                 with watch.phase("network"):
-                    adoption = root.enter_context(_adopting(config, image, target, plan))
+                    adoption = root.enter_context(_adopt(config, image, target, plan))
                 with watch.phase("rootfs"):
                     root.enter_context(_applied(image, view, target.directory / BACKUP))
                     admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
@@ -203,9 +205,10 @@ def _judge(
     network.check_engine(engine, wish.network, what=what)
     if wish.network in {"keep", "keep-closed"}:
         # Of another try, under another id, in the same namespace.
-        clear_network(config, target.directory, target.settings.search_path)
+        network.clear(config, target.directory, target.settings.search_path)
+    going_on, promised = image.manifest.leave_running, bool(target.promised)
     plan = network.plan(
-        wish.network, image.needs, spec, image.path, leave_running=image.manifest.leave_running, what=what
+        wish.network, image.needs, spec, image.path, leave_running=going_on, promised=promised, what=what
     )
     admission.refuse(plan.findings, what=what)
     findings = plan.findings + admit(
@@ -238,7 +241,7 @@ def ask(engine: CheckpointEngine, image: Image, spec: bundle.Spec) -> None:
 
 
 @contextlib.contextmanager
-def _adopting(config: Config, image: Image, target: Target, plan: network.Plan) -> Generator[Adoption | None]:
+def _adopt(config: Config, image: Image, target: Target, plan: network.Plan) -> Generator[Adoption | None]:
     """The new namespace is to be given the image's addresses, if it has not got them; undone on an error."""
     if plan.adopt is None or plan.netns_path is None:
         yield None
@@ -256,6 +259,7 @@ def _adopting(config: Config, image: Image, target: Target, plan: network.Plan) 
         peers=network.peers_of(image.needs) if plan.tcp == "keep" else (),
         digest=image.digest,
         what=str(image.reference),
+        mute=bool(target.promised),
     ) as adoption:
         yield adoption
     with contextlib.suppress(NetworkError, ShimError, OSError):  # the record alone: the leases are the pod's
@@ -363,7 +367,7 @@ def clear(config: Config, target: Target) -> bool:
     if found is not None and found.phase == "restoring":
         if there == "paused":  # its engine was through, and nobody has heard of it
             _end(target)
-        clear_network(config, directory, target.settings.search_path)
+        network.clear(config, directory, target.settings.search_path)
         spec = bundle.read_spec(target.bundle_path)
         uts_path = bundle.namespace_path(spec, "uts")
         if uts_path and found.hostname:
@@ -377,15 +381,6 @@ def clear(config: Config, target: Target) -> bool:
         if entry.name != state.LOCK:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     return False
-
-
-def clear_network(config: Config, directory: Path, search_path: str) -> None:
-    """Undo what killed restores did to namespaces, as far as engines do not. Raises NotUndone."""
-    network_path = config.state_path / state.NETWORK
-    if network_path.is_dir():
-        from shim import adoption  # seldom
-
-        adoption.clear(network_path, directory, search_path)
 
 
 def _restore(

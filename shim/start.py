@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engines import registry
 from engines.api import CheckpointEngine, EngineSettings, Judge, ReleaseRequest, RestoreRequest
-from shim import log, state
+from shim import bundle, log, state
 from shim.config import Config
 from shim.errors import ShimError
 from shim.state import ContainerState
@@ -29,9 +29,13 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
             return False
         engine = registry.create(found.engine, settings)
         try:
+            if found.promised:
+                _await(found)
             if "held-restore" in engine.capabilities:
                 if found.use == "move":
                     _consume(config, found)
+                if found.promised:
+                    _open(config, directory, found, settings)
                 engine.release(ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s))
             else:
                 _restore(config, engine, directory, found)
@@ -50,6 +54,26 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
         verdict="running",
     )
     return True
+
+
+def _await(found: ContainerState) -> None:
+    """A container that comes from another node runs when it is decided that it does not run there."""
+    from shim.promise import Promise  # seldom
+
+    Promise(Path(found.promised)).permits(found.container_id)
+
+
+def _open(config: Config, directory: Path, found: ContainerState, settings: EngineSettings) -> None:
+    from netmig.errors import NetworkError
+    from netmig.parting import rejoin
+    from shim.adoption import let_go
+
+    pids = bundle.processes(config.runtime_path, found.root, found.container_id)
+    try:
+        let_go(config.state_path / state.NETWORK, directory, settings.search_path)
+    except NetworkError as error:
+        raise ShimError(str(error)) from error
+    rejoin(pids)
 
 
 def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: ContainerState) -> None:

@@ -44,6 +44,7 @@ class ContainerState:
     created: RFC 3339. hostname: of the UTS namespace that the container shares, while it is restored.
     For pods that an engine restores as a whole: sandbox_id is that of the pod's pause container; in its own
     state, awaited are the names of the containers in the image that were not restored yet.
+    promised: path of the promise of a container that comes from another node (`shim.promise`).
     """
 
     container_id: str
@@ -59,6 +60,7 @@ class ContainerState:
     sandbox_id: str = ""
     container_name: str = ""
     awaited: tuple[str, ...] = ()
+    promised: str = ""
     schema: int = 1
 
 

@@ -26,6 +26,13 @@ _PHASES = ("prepare", "dump", "transfer", "restore", "switch", "plug", "release"
 @click.command("migrate")
 @click.argument("container", required=False)
 @click.option("--to", "peer", help="The node to move it to, by its name in agent.toml.")
+@click.option(
+    "--as",
+    "name",
+    default="",
+    help="For a container in a pod of containerd: the image that the pod names which is made on the other "
+    "node, with the annotations torpor.dev/restore-from and torpor.dev/network: keep.",
+)
 @click.option("--root", help="State directory of the container's runtime; looked for if not given.")
 @click.option("--dry-run", is_flag=True, help="Only ask whether it would do; nothing is touched.")
 @click.option(
@@ -45,6 +52,7 @@ _PHASES = ("prepare", "dump", "transfer", "restore", "switch", "plug", "release"
 def command(
     container: str | None,
     peer: str | None,
+    name: str,
     root: str | None,
     dry_run: bool,
     resolve: str | None,
@@ -78,7 +86,7 @@ def command(
         if not status.console.is_terminal:
             tell = _say
         try:
-            report = migrate(here, found, peer, trial=dry_run, tell=tell)
+            report = migrate(here, found, peer, name=name, trial=dry_run, tell=tell)
         except NetworkError as error:
             raise ShimError(str(error)) from error
     if as_json:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from engines import registry
 from engines.api import EngineError, Finding
 from shim import annotations, bundle, log, restore, state
 from shim.annotations import Wish
 from shim.checkpointable import without_io_uring
-from shim.errors import AdmissionRefused, Busy, NotUndone, ShimError, Unsettled
-from shim.images.layout import parse_reference
+from shim.errors import AdmissionRefused, Busy, CalledOff, NotUndone, ShimError, Unsettled
+from shim.images.layout import Reference, parse_reference
 from shim.images.store import Image
 from shim.pod import Pod, identify
 from shim.verbs.context import Context
+
+if TYPE_CHECKING:
+    from shim.promise import Promise
 
 # Restore has no use for these options of create.
 _NOT_FOR_RESTORE = frozenset({"bundle", "pid-file", "console-socket", "no-new-keyring"})
@@ -51,7 +56,7 @@ def serve(context: Context) -> int | None:
         return _cold(context, spec, pod)
     try:
         done = _restore(context, spec, wish, pod)
-    except (NotUndone, Busy) as error:
+    except (NotUndone, Busy, CalledOff) as error:
         _audit(context, "restore", wish.restore_from or str(wish.foreign_path), f"failed: {error}")
         raise
     except (ShimError, EngineError) as error:
@@ -91,6 +96,12 @@ def _cold(context: Context, spec: bundle.Spec, pod: Pod | None, *, cause: str = 
 
 
 def _restore(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod | None) -> int | None:
+    if wish.restore_from and (context.store.path / "promised").is_dir():
+        from shim.promise import Promise  # seldom
+
+        promise = Promise.of(context.store.path, _reference(wish))
+        if promise.exists():
+            return _restore_promised(context, spec, wish, promise)
     image = _find_image(context, wish)
     if pod is not None:
         return _restore_member(context, spec, wish, pod, image)
@@ -105,6 +116,43 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod | None) -
                 state.remove(context.directory)
                 return status
             found = state.advance(context.directory, found, "held")
+    _audit_held(context, found, findings)
+    return 0
+
+
+def _restore_promised(context: Context, spec: bundle.Spec, wish: Wish, promise: Promise) -> int | None:
+    """Wait for a container that comes from another node, and hold it: `start` waits for the decision.
+
+    If it cannot be restored it runs on there, so it must not be started cold here: raises CalledOff.
+    """
+    from netmig.parting import part
+    from shim.promise import Waiting
+
+    if not wish.applies_to(promise.container_name):
+        return None
+    netns = bundle.namespace_path(spec, "network")
+    if wish.network != "keep" or netns is None or context.config.handler == "RUNSC":
+        raise CalledOff(
+            f"could not create container '{context.container_id}': what comes from another node as image "
+            f"'{wish.restore_from}' keeps its connections, in a pod of runc with a network of its own; give "
+            "the pod the annotation torpor.dev/network: keep"
+        )
+    who = Waiting(
+        container_id=context.container_id,
+        root=context.call.root,
+        directory=str(context.directory),
+        netns=str(netns),
+    )
+    try:
+        with promise.awaited(who), state.locked(context.directory, wait_s=1.0, create=True):
+            image = _find_image(context, wish)
+            target = replace(_target(context), promised=str(promise.path))
+            found, findings = restore.at_create(context.config, context.store, image, target, spec, wish)
+            part(bundle.processes(context.config.runtime_path, context.call.root, context.container_id))
+    except (NotUndone, Busy, CalledOff):
+        raise
+    except (ShimError, EngineError) as error:
+        raise CalledOff(str(error)) from error
     _audit_held(context, found, findings)
     return 0
 
@@ -177,12 +225,7 @@ def _find_image(context: Context, wish: Wish) -> Image:
             namespace=wish.namespace,
             inspect=lambda engine, path: context.engine(engine).inspect(path),
         )
-    reference = parse_reference(wish.restore_from or "", namespace=wish.namespace)
-    if reference.namespace != wish.namespace:
-        raise AdmissionRefused(
-            f"could not restore image '{reference}': a pod of namespace '{wish.namespace}' may use only the "
-            f"images of its own; import it with --namespace {wish.namespace or '(none)'}"
-        )
+    reference = _reference(wish)
     try:
         return context.store.resolve(reference)
     except Unsettled:
@@ -190,6 +233,16 @@ def _find_image(context: Context, wish: Wish) -> Image:
 
         settle(context.config, context.store)
         return context.store.resolve(reference)
+
+
+def _reference(wish: Wish) -> Reference:
+    reference = parse_reference(wish.restore_from or "", namespace=wish.namespace)
+    if reference.namespace != wish.namespace:
+        raise AdmissionRefused(
+            f"could not restore image '{reference}': a pod of namespace '{wish.namespace}' may use only the "
+            f"images of its own; import it with --namespace {wish.namespace or '(none)'}"
+        )
+    return reference
 
 
 def _target(context: Context) -> restore.Target:

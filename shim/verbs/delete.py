@@ -45,9 +45,9 @@ def serve(context: Context) -> int | None:
             with contextlib.suppress(EngineUnavailable):  # gone from the node, and what it left with it
                 context.engine(engine).undo(context.container_id)
         if found is not None and found.phase == "restoring":
-            from shim.restore import clear_network  # seldom
+            from shim import network  # seldom
 
-            clear_network(context.config, directory, context.engine_settings.search_path)
+            network.clear(context.config, directory, context.engine_settings.search_path)
         held = (directory / state.HELD).exists() or (found is not None and found.phase != "running")
         attended = (directory / state.ATTENDANT).exists()
         # A caller that saw the attendant end takes the container for ended.
@@ -56,6 +56,7 @@ def serve(context: Context) -> int | None:
             from shim import attendant
 
             attendant.end(directory)
+        guest = found is not None and bool(found.promised) and held
         rootfs_path = _rootfs_path(context) if attended else None
         answer = bundle.ask_runtime(
             context.config.runtime_path,
@@ -67,6 +68,10 @@ def serve(context: Context) -> int | None:
         if answer.returncode and "does not exist" not in answer.stderr:
             cause = answer.stderr.strip().rpartition("\n")[2]
             raise ShimError(f"could not delete container '{context.container_id}': {cause}")
+        if guest:  # now that no socket of its is left
+            from shim import network
+
+            network.clear(context.config, directory, context.engine_settings.search_path)
         if rootfs_path is not None:
             # A sandbox that lives on keeps a file of its own open in there, and the caller's unmount would
             # fail for as long. What is not mounted any more it takes for unmounted.

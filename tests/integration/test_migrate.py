@@ -13,7 +13,7 @@ from tests.support.containers import CHECKOUT
 pytestmark = [pytest.mark.engine, pytest.mark.soak]
 
 
-@pytest.mark.parametrize("play", ["scenes", "decisions", "refusals", "ways"])
+@pytest.mark.parametrize("play", ["scenes", "decisions", "refusals", "ways", "guests"])
 def test_migrate(play: str) -> None:
     room.sweep()
     words = [
