@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sim.errors import SimError
 from sim.policies.base import Action, Event, Place, Policy, RunOn, SetInterval, State
 from sim.policies.spot import Greedy, OnDemand, UniformProgress
+from sim.policies.step import ClusterType, StepPolicy
 from sim.spot import SpotJob, run
 
 TICK = 600.0
@@ -136,3 +137,53 @@ def test_uniform_progress_stays_on_demand_until_it_is_two_restarts_ahead() -> No
     assert UniformProgress().on_event(state, Event("tick")) == [RunOn("on-demand")]
     state.done_s = 0.5 * HOUR + 2 * 720 * 0.5 + 1
     assert UniformProgress().on_event(state, Event("tick")) == [RunOn("spot")]
+
+
+class Patient(StepPolicy):
+    """As somebody writes it who knows the released simulator."""
+
+    name = "patient"
+
+    def _step(self, last_cluster_type: ClusterType, has_spot: bool) -> ClusterType:
+        if has_spot:
+            return ClusterType.SPOT
+        behind = sum(self.task_done_time) < self.env.elapsed_seconds * self.task_duration / self.deadline
+        if behind and last_cluster_type is not ClusterType.NONE:
+            return ClusterType.ON_DEMAND
+        return ClusterType.NONE
+
+
+class Rich(StepPolicy):
+    name = "rich"
+
+    def _step(self, last_cluster_type: ClusterType, has_spot: bool) -> ClusterType:
+        return ClusterType.ON_DEMAND
+
+
+@settings(deadline=None, max_examples=60)
+@given(capacities(), st.floats(1, 40), st.floats(1.1, 2), st.floats(0, 3600))
+def test_a_policy_of_two_arguments_meets_deadlines_too(
+    zone: list[int], hours: float, slack: float, restart_s: float
+) -> None:
+    work_s = hours * HOUR
+    job = SpotJob(
+        work_s=work_s, deadline_s=work_s * slack + 2 * restart_s + 3 * TICK, restart_s=restart_s, tick_s=TICK
+    )
+    if job.deadline_s > 400 * TICK:
+        return
+    assert run(Patient(), job, zone).end_s <= job.deadline_s
+    assert run(Rich(), job, zone) == run(OnDemand(), job, zone)
+
+
+class Clings(StepPolicy):
+    name = "clings"
+
+    def _step(self, last_cluster_type: ClusterType, has_spot: bool) -> ClusterType:
+        if has_spot:
+            return ClusterType.SPOT
+        return ClusterType.NONE if last_cluster_type is ClusterType.NONE else ClusterType.ON_DEMAND
+
+
+def test_a_policy_of_two_arguments_is_told_of_the_machine_that_was_just_taken() -> None:
+    out = run(Clings(), SpotJob(work_s=10 * HOUR, deadline_s=20 * HOUR), [0] * 3 + [1, 1] + [0] * 100)
+    assert (out.idle_s, out.spot_held_s, out.preemptions) == (3 * TICK, 2 * TICK, 1)
