@@ -12,15 +12,15 @@ from typing import Any
 
 import simpy
 
+from sim.engine.ahead import ahead, clashes
 from sim.engine.clock import Clock
 from sim.engine.fleet import Fleet
 from sim.engine.hardware import Announcement, Incident
 from sim.engine.link import Flow, Link
 from sim.engine.orders import Due, Orders
 from sim.engine.progress import Progress
-from sim.engine.saves import SAME_S, Save
-from sim.engine.schedule import Schedule, Stretch
-from sim.engine.terms import MEMORY, Terms
+from sim.engine.saves import SAME_S, Save, replica_lives
+from sim.engine.terms import Terms
 from sim.laws import Constant, Law
 from sim.ledger import Ledger, Span
 from sim.policies.base import Action, Event, EventKind, Migrate, Policy
@@ -28,6 +28,9 @@ from sim.streams import Streams
 
 MOST_BARREN = 10_000
 """Failures, or decisions at one moment, without more work kept, after which a job is not going to end."""
+
+MOST_EVENTS = 5_000_000
+"""Events of a replication after which it is not going to end."""
 
 COUNTS = ("failures", "maintenances", "migrations", "requeues", "swaps", "restarts_from_replica")
 """What is counted of a gang."""
@@ -171,6 +174,8 @@ class Gang:
         missing = len(self.missing)
         ready = "spare" in self._orders.after and 0 < missing <= self._fleet.free
         yield from self._claim()
+        # While it waited, machines may have gone that held copies.
+        self._roll_back()
         if ready and self._costs.swap is not None:
             self.counts["swaps"] += 1
             yield from self._spend(self._draw(self._costs.swap), "restart")
@@ -209,7 +214,7 @@ class Gang:
         best = self._progress.saves.best(self._clock.now)
         if best is None:
             return
-        place = self._terms.memory if best.level == MEMORY else self._terms.places[best.level]
+        place = self._terms.place(best.level)
         link = self._links.get(best.level)
         if link is not None and place.storage is not None and place.storage.restore is None:
             storage = place.storage
@@ -236,23 +241,16 @@ class Gang:
             if self._orders.due and self._orders.due[0].at_s <= self._clock.now + SAME_S:
                 yield from self._do(self._orders.due.pop(0))
                 continue
-            if self._progress.since_s >= self._orders.regime.interval_s * (1 - 1e-12):
+            late = self._progress.since_s >= self._orders.regime.interval_s * (1 - 1e-12)
+            if late and not clashes(self._progress, self._orders):
                 yield from self._checkpoint(self._progress.number + 1)
                 continue
             yield from self._go_on(left_s)
 
     def _go_on(self, left_s: float) -> Wait:
         """Work, and take checkpoints that need no event, until something else happens."""
-        if self._each_matters():
-            # A stretch without any: the next one is an event.
-            schedule: Schedule = Stretch(self._progress.since_s)
-            until_s = min(left_s, self._orders.regime.interval_s - self._progress.since_s)
-        else:
-            schedule = self._orders.plan().schedule(self._progress.number, self._progress.since_s)
-            until_s = schedule.finish_s(left_s)
+        until_s, schedule = ahead(self._progress, self._orders, left_s, played=self._each_matters())
         done = until_s == schedule.finish_s(left_s)
-        if self._orders.due and self._orders.due[0].at_s - self._clock.now < until_s:
-            until_s, done = self._orders.due[0].at_s - self._clock.now, False
         self._progress.begin(schedule, self._clock.now)
         try:
             # Without an end in sight only an interrupt ends it.
@@ -332,9 +330,8 @@ class Gang:
             raise _StruckError
         else:
             level = due.level or self._terms.last
-            price = self._terms.memory.blocking if level == MEMORY else self._terms.places[level].blocking
             yield from self._spend(
-                self._draw(price.stall),
+                self._draw(self._terms.place(level).blocking.stall),
                 "checkpoint_stall",
                 lambda: self._progress.take_apart(level, self._clock.now, self._progress.work_s),
             )
@@ -361,7 +358,11 @@ class Gang:
         self._flows.clear()
         self._orders.due.clear()
         self._lose(incident, places)
-        replica = self._alive and self._costs.jit_save is not None and self._replica_lives()
+        replica = (
+            self._alive
+            and self._costs.jit_save is not None
+            and replica_lives(self._lost_state, self._job.nodes, self._job.replicas)
+        )
         self._recovering = True
         self._orders.after = {"planned"} if planned else set()
         self._tell(Event("failure", cause=incident.cause, replica=replica))
@@ -376,14 +377,6 @@ class Gang:
         self._progress.saves.fail(
             self._clock.now, incident.severity, self._lost_memory, self._orders.regime.copies
         )
-
-    def _replica_lives(self) -> bool:
-        """Whether of each part of the state there is a machine left that holds it."""
-        shards = max(1, self._job.nodes // self._job.replicas)
-        lost: dict[int, int] = {}
-        for place in self._lost_state:
-            lost[place % shards] = lost.get(place % shards, 0) + 1
-        return self._job.replicas > 1 and all(count < self._job.replicas for count in lost.values())
 
     def _hear(self, what: Incident | Announcement | Event, places: Sequence[int]) -> Wait:
         """Something happened while the gang works."""
@@ -487,7 +480,9 @@ class Gang:
         return law.mean if isinstance(law, Constant) else float(law.sample(self._rng, 1)[0])
 
     def _decide(self) -> None:
-        """Notice a policy that goes round in circles without time passing."""
+        """Notice a policy that goes round in circles, with hardly any time passing or none."""
+        if self._clock.events > MOST_EVENTS:
+            raise LivelockError
         moment_s, times = self._moment
         times = times + 1 if moment_s == self._clock.now else 0
         if times >= MOST_BARREN:

@@ -197,7 +197,7 @@ def _told(
         for item in (*(said or ()), incident):
             heapq.heappush(held, (item.at_s, next(order), item))
         # What is still to be said is said no earlier than this.
-        while said is not None and held[0][0] <= incident.at_s - lead_s:
+        while said is not None and held and held[0][0] <= incident.at_s - lead_s:
             yield heapq.heappop(held)[2]
     while held:
         yield heapq.heappop(held)[2]

@@ -51,14 +51,19 @@ class Orders:
         """Makes schedules of the regime."""
         if self._planner is None:
             regime = self.regime
-            prices = {
-                name: (self._terms.memory if name == MEMORY else self._terms.places[name]).price(
-                    regime.asynchronous
-                )
-                for name, _ in regime.every
-            }
+            prices = {name: self._terms.place(name).price(regime.asynchronous) for name, _ in regime.every}
             self._planner = Planner(regime, prices, self._terms.config.costs.increment, self._rng)
         return self._planner
+
+    @property
+    def due_in_s(self) -> float:
+        """How long until the next thing is due; of something."""
+        return self.due[0].at_s - self._clock.now
+
+    def stall_s(self, number: int) -> float:
+        """What a checkpoint of this number stalls on average."""
+        place = self._terms.place(self.regime.level(number))
+        return place.price(self.regime.asynchronous).stall.mean
 
     def later(
         self, at_s: float, what: Literal["checkpoint", "persisted", "requeue"], level: str = ""

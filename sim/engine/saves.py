@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -82,3 +83,13 @@ class Saves:
 def _group_gone(lost: set[int], copies: int) -> bool:
     groups = {place // copies for place in lost}
     return any(all(group * copies + k in lost for k in range(copies)) for group in groups)
+
+
+def replica_lives(lost: Iterable[int], nodes: int, replicas: int) -> bool:
+    """Whether of each part of the state there is a place left that holds it.
+
+    Place p of a gang holds part `p mod (nodes / replicas)`.
+    """
+    shards = nodes // replicas
+    gone = Counter(place % shards for place in lost)
+    return replicas > 1 and all(count < replicas for count in gone.values())

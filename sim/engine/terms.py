@@ -60,6 +60,10 @@ class Terms:
         price = Price(costs.replica_stall or Constant(0.0), Constant(0.0))
         return Place(MEMORY, price, price, costs.replica_restore, SEVERITY["nothing"])
 
+    def place(self, level: str) -> Place:
+        """The level of that name."""
+        return self.memory if level == MEMORY else self.places[level]
+
 
 def terms(config: Config, job: Training) -> Terms:
     """The terms of a configuration's training jobs."""
