@@ -75,15 +75,13 @@ class Gang:
         self._spans = spans
         self._orders = Orders(clock, terms, policy, self._rng)
         self._progress = Progress(self.name, terms, self.ledger, spans)
-        self._alive = False
+        self._alive = self._recovering = False
         self._lost_memory: set[int] = set()
         self._lost_state: set[int] = set()
         self._failed_s: float | None = None
-        self._recovering = False
         self._open: tuple[str, float] | None = None
         self._flows: list[tuple[Link, Flow]] = []
-        self._barren = 0
-        self._reached_s = 0.0
+        self._barren, self._reached_s = 0, 0.0
         self._moment = (-1.0, 0)
         self._process: simpy.Process | None = None
 
@@ -121,9 +119,8 @@ class Gang:
         """Account for what is under way as watching ends: work in memory is kept, as the job goes on."""
         if self.end_s is not None:
             return
-        now_s = self._clock.now
         if self._progress.going:
-            self._progress.settle(now_s)
+            self._progress.settle(self._clock.now)
         if self._open is not None:
             bucket, since_s = self._open
             self._spend_until(bucket, since_s)
@@ -286,6 +283,9 @@ class Gang:
             return
         size = self._job.state_bytes * (1 if self._orders.regime.whole(number) else self._costs.increment)
         if self._orders.regime.asynchronous:
+            if self._flows:
+                # One is written at a time, or they would pile up.
+                yield from self._wait(self._flows[-1][1].done, "checkpoint_stall")
             yield from self._spend(
                 stall_s, "checkpoint_stall", lambda: self._write(link, size, number, stall_s)
             )
