@@ -51,8 +51,8 @@ def plain_log(axis: Any, base: int = 10) -> None:
 
 def scale(seconds: float) -> tuple[float, str]:
     """A unit in which a time is a number that people read: how many seconds it has, and its name."""
-    for size, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size or seconds == size:
+    for size, name, least in ((86400.0, "d", 4), (3600.0, "h", 2), (60.0, "min", 2)):
+        if seconds >= least * size or seconds == size:
             return size, name
     return (1.0, "s") if seconds >= 0.5 else (1e-3, "ms")
 
@@ -61,6 +61,8 @@ def short(value: object, unit: str = "") -> str:
     """A parameter's value, short, in a unit that people read."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
+    if value == 0:
+        return "0"
     if unit == "s" and math.isfinite(value):
         size, name = scale(value)
         return f"{value / size:.4g} {name}"
@@ -80,6 +82,13 @@ def label(cell: Cell, *without: str) -> str:
         if key != "policy" and key not in without
     ]
     return ", ".join([cell.policy, *rest])
+
+
+def some(cells: Sequence[Cell], most: int) -> list[Cell]:
+    """All cells, or as many as that, from everywhere among them."""
+    if len(cells) <= most:
+        return list(cells)
+    return [cells[round(number * (len(cells) - 1) / (most - 1))] for number in range(most)]
 
 
 def swept(results: Results, names: Sequence[str]) -> str | None:

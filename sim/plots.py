@@ -22,6 +22,7 @@ from sim.drawing import (
     plain_log,
     scale,
     short,
+    some,
     swept,
 )  # fmt: skip
 from sim.drawing import (
@@ -251,7 +252,7 @@ def recovery(several: Sequence[Results]) -> Any:
     if not cells:
         raise NotHere("nothing failed, so nothing recovered")
     # Of more than can be told apart, some from everywhere.
-    cells = cells[:: -(-len(cells) // len(COLOURS))]
+    cells = some(cells, len(COLOURS))
     longest = max(max(cell.recoveries_s) for cell in cells)
     size, name = scale(longest / 10)
     figure, axes = new_figure()
@@ -280,7 +281,7 @@ def timeline(several: Sequence[Results]) -> Any:
             "these results have no timeline; make them with `torpor sim run --out`, which keeps one"
         )
     # Of more than fit, some from everywhere. Machines do not depend on the policy: those of the first.
-    cells = cells[:: -(-len(cells) // 6)]
+    cells = some(cells, 6)
     lanes: list[tuple[str, list[Span]]] = []
     nodes: list[tuple[str, list[Span]]] = []
     for cell in cells:

@@ -49,7 +49,7 @@ OBJECTIVES: dict[type, tuple[str, Objective]] = {
     Queue: ("queue", Objective("node_goodput", True, "share of node time spent on work that is kept")),
     Inference: (
         "inference",
-        Objective("ttft_p95_s", False, "time to the first token, of the slowest twentieth"),
+        Objective("ttft_p99_s", False, "time to the first token that one request in a hundred exceeds"),
     ),
     SpotWork: ("spot", Objective("cost_usd", False, "cost of the job")),
 }

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from sim.cli.common import needs_extra
+from sim.cli.common import console, needs_extra
 from sim.traces.inspect import inspect
 
 if TYPE_CHECKING:
@@ -33,17 +32,15 @@ def validate_command(folder: Path | None) -> None:
     needs_extra("validate the simulator")
     from sim.validate import check, status
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
+    screen = console()
     checked = list(check(folder))
-    console.print(_table(checked))
+    screen.print(_table(checked))
     verdicts: Counter[Verdict] = Counter(line.verdict for line in checked)
     for why, count in Counter(line.why for line in checked if line.why).items():
-        console.print(f"not checked, {count} lines: {why}", soft_wrap=True, highlight=False)
+        screen.print(f"not checked, {count} lines: {why}", soft_wrap=True, highlight=False)
     parts = [f"{verdicts['pass']} passed", f"{verdicts['fail']} failed"]
     parts += [f"{verdicts['no trace']} no trace"] if verdicts["no trace"] else []
-    console.print(f"{len(checked)} lines: {', '.join(parts)}", soft_wrap=True, highlight=False)
+    screen.print(f"{len(checked)} lines: {', '.join(parts)}", soft_wrap=True, highlight=False)
     raise SystemExit(status(verdicts))
 
 
@@ -86,4 +83,4 @@ def inspect_command(file: Path, one_is: Any) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for label, value in inspect(file, one_is):
         table.add_row(label, value)
-    Console().print(table)
+    console().print(table)

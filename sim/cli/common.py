@@ -27,4 +27,4 @@ def needs_extra(what: str) -> None:
 def console(*, error: bool = False) -> Console:
     """A console that does not fold lines where nobody looks at a screen."""
     stream = sys.stderr if error else sys.stdout
-    return Console(file=stream) if stream.isatty() else Console(file=stream, width=200)
+    return Console(file=stream) if stream.isatty() else Console(file=stream, width=260)

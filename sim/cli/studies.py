@@ -223,7 +223,7 @@ _COLUMNS = {
     ),
     "queue": ("makespan_s", "time_in_system_s", "slowdown", "preemptions", "lost_work_s", "cost_usd"),
     "inference": (
-        "ttft_p50_s", "ttft_p99_s", "latency_p95_s", "replicas_mean", "starts_warm", "starts_cold",
+        "ttft_p50_s", "ttft_p95_s", "latency_p95_s", "replicas_mean", "starts_warm", "starts_cold",
         "cost_usd",
     ),
     "spot": ("deadline_met", "spot_work_s", "on_demand_work_s", "preemptions", "move_usd"),
