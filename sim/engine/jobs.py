@@ -7,8 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sim.config import Config, GroupFailures, JobClass, NodeFailures, TraceFailures
+from sim.config import Config, GroupFailures, JobClass, NodeFailures, Queue, TraceFailures
 from sim.engine import hardware
+from sim.errors import SimError
 from sim.policies.base import Policy
 
 Phase = Literal["waiting", "preempted", "starting", "working", "saving", "moving", "detecting", "done"]
@@ -29,7 +30,8 @@ class Job:
     policy: Policy
     mtbf_s: float | None
     phase: Phase = "waiting"
-    since_s: float = 0.0  # when the phase began
+    entered_s: float = 0.0  # when the phase began
+    since_s: float = 0.0  # up to when its time is accounted for
     nodes: list[int] = field(default_factory=list[int])
     kept_s: float = 0.0  # work in the last checkpoint
     base_s: float = 0.0  # work in memory when this stretch of work began
@@ -37,7 +39,9 @@ class Job:
     stall_s: float = 0.0
     starts: int = 0
     fruitless: int = 0
+    going: bool = False  # it gives its machines back once it is saved
     version: int = 0  # what was planned for an older one is void
+    plan: int = 0  # the same for the end of the work
     ended_s: float = math.inf
 
     @property
@@ -91,6 +95,31 @@ def job_rate(config: Config, nodes: int) -> float:
             case TraceFailures():
                 rate += len(source.faults) / source.span_s * nodes / config.cluster.machines
     return rate
+
+
+def check_ends(config: Config, work: Queue) -> None:
+    """Check that the jobs fit and that they end.
+
+    Raises:
+        SimError: they do not.
+
+    """
+    for kind in work.classes:
+        if kind.nodes > config.cluster.machines:
+            raise SimError(
+                f"could not play a queue: jobs of class '{kind.name}' need {kind.nodes} nodes and the "
+                f"cluster has {config.cluster.machines}; make it larger"
+            )
+        if kind.gaps is None and kind.most is None:
+            raise SimError(
+                f"could not play a queue: class '{kind.name}' has no end; say how many jobs, or how "
+                "often they come"
+            )
+        if kind.most is None and not math.isfinite(config.horizon_s):
+            raise SimError(
+                f"could not play a queue: jobs of class '{kind.name}' come for ever; give a horizon or "
+                "say how many"
+            )
 
 
 class Nodes:

@@ -18,7 +18,7 @@ import simpy
 from sim.config import Config, JobClass, Queue, Storage
 from sim.engine import hardware
 from sim.engine.hardware import Announcement, Incident, Item
-from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Progress, job_rate, needs_s, progress
+from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Progress, check_ends, job_rate, needs_s, progress
 from sim.errors import SimError
 from sim.laws import Law
 from sim.ledger import Ledger, Outcome, Span, Status
@@ -74,6 +74,16 @@ class _Run:
         version = job.version
         self.at(delay_s, lambda: act(job) if job.version == version else None)
 
+    def while_there(self, job: Job, delay_s: float, act: Callable[[Job], None]) -> None:
+        """Do it if the job then works and has had its machines all the while."""
+        start = job.starts
+
+        def fire() -> None:
+            if job.starts == start and job.phase == "working":
+                act(job)
+
+        self.at(delay_s, fire)
+
     def cost(self, law: Law) -> float:
         return float(law.sample(self.streams.noise, 1)[0])
 
@@ -97,13 +107,13 @@ class _Run:
 
     # Phases of a job
 
-    def enter(self, job: Job, phase: Phase) -> None:
-        """End a phase, put its time into its bucket, begin another."""
+    def settle(self, job: Job, *, done: bool = False) -> None:
+        """Put the time since the last settlement into its bucket."""
         now_s = self.env.now
         spent_s = now_s - job.since_s
         if job.phase == "working":
             seen = progress(job, now_s)
-            if phase == "done":
+            if done:
                 seen = Progress(job.work_s, job.work_s, spent_s - (job.work_s - job.base_s))
             self.ledger.add("goodput", seen.memory_s - job.base_s)
             self.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
@@ -114,17 +124,23 @@ class _Run:
             job.base_s, job.kept_s = seen.memory_s, seen.kept_s
         elif job.phase != "done":
             self.ledger.add(BUCKET[job.phase], spent_s)
-        if job.nodes:
-            self.node_s["held"] += spent_s * len(job.nodes)
-        if self.spans is not None and spent_s > 0:
-            self.spans.append(Span(job.since_s, now_s, f"job{job.number}", job.phase, job.kind.name))
-        job.phase, job.since_s = phase, now_s
+        self.node_s["held"] += spent_s * len(job.nodes)
+        job.since_s = now_s
+
+    def enter(self, job: Job, phase: Phase) -> None:
+        """End a phase and begin another."""
+        self.settle(job, done=phase == "done")
+        if self.spans is not None and self.env.now > job.entered_s:
+            span = Span(job.entered_s, self.env.now, f"job{job.number}", job.phase, job.kind.name)
+            self.spans.append(span)
+        job.phase, job.entered_s = phase, self.env.now
         job.version += 1
 
     def tell(self, job: Job, kind: EventKind, item: Item | None = None) -> list[Action]:
         """Ask the job's policy; what it says of the interval is done here."""
         if job.phase == "working":
-            self.resume(job)  # what was done by now is done with the old interval
+            self.settle(job)  # what was done by now was done with the old interval
+        interval_s = job.interval_s
         state = State(
             now_s=self.env.now - job.arrived_s,
             work_s=job.work_s,
@@ -148,8 +164,8 @@ class _Run:
                     f"could not play a queue with policy '{job.policy.name}': it asks for "
                     f"{type(action).__name__}, which a queue does not have; use another policy"
                 )
-        if job.phase == "working":
-            self.resume(job)
+        if job.phase == "working" and job.interval_s != interval_s:
+            self.plan_end(job)
         return actions
 
     def start(self, job: Job) -> None:
@@ -171,7 +187,13 @@ class _Run:
 
     def resume(self, job: Job) -> None:
         self.enter(job, "working")
-        self.for_job(job, needs_s(job), self.finish)
+        self.plan_end(job)
+
+    def plan_end(self, job: Job) -> None:
+        """The work ends as its interval has it; what was planned with another one is void."""
+        job.plan += 1
+        plan = job.plan
+        self.for_job(job, needs_s(job), lambda one: self.finish(one) if one.plan == plan else None)
 
     def finish(self, job: Job) -> None:
         self.enter(job, "done")
@@ -197,15 +219,13 @@ class _Run:
 
     def queue_again(self, job: Job, phase: Phase) -> None:
         self.enter(job, phase)
+        job.going = False
         self.release(job)
         self.queue.append(job)
         self.queue.sort(key=lambda one: one.rank)
 
     def save(self, job: Job, then: Callable[[Job], None]) -> None:
-        """Take a checkpoint of all there is; only work can be saved."""
-        if job.phase != "working":
-            then(job)
-            return
+        """Take a checkpoint of all there is."""
         self.enter(job, "saving")
 
         def saved(one: Job) -> None:
@@ -222,7 +242,7 @@ class _Run:
         rate = job_rate(self.config, kind.nodes)
         policy = copy.deepcopy(self.policy)
         job = Job(next(self.numbers), kind, self.env.now, work_s, policy, 1 / rate if rate else None)
-        job.since_s = self.env.now
+        job.since_s = job.entered_s = self.env.now
         self.unfinished += 1
         self.jobs.append(job)
         self.queue.append(job)
@@ -241,12 +261,14 @@ class _Run:
     def make_room(self, job: Job) -> bool:
         """Ask lower jobs to go; True if machines are free at once."""
         lower = [one for one in self.running.values() if one.kind.priority < job.kind.priority]
-        leaving = [one for one in lower if one.phase == "saving"]
+        leaving = [one for one in lower if one.going]
         have = len(self.nodes.usable()) + sum(len(one.nodes) for one in leaving)
         if have >= job.kind.nodes:
             return False  # they are on their way
         chosen: list[tuple[Job, str]] = []
-        for one in sorted((one for one in lower if one.phase != "saving"), key=lambda one: one.rank)[::-1]:
+        # One that is being moved or has failed is soon where it can be asked.
+        able = [one for one in lower if one.phase in ("starting", "working") and not one.going]
+        for one in sorted(able, key=lambda one: one.rank)[::-1]:
             if have >= job.kind.nodes:
                 break
             answers = [action for action in self.tell(one, "preempt") if isinstance(action, Preempt)]
@@ -258,7 +280,8 @@ class _Run:
             return False
         for one, how in chosen:
             self.counts["preemptions"] += 1
-            if how == "checkpoint":
+            if how == "checkpoint" and one.phase == "working":
+                one.going = True
                 self.save(one, self.preempted)
             else:
                 self.kill(one, "preempted")
@@ -326,17 +349,15 @@ class _Run:
         if Migrate in wants:
             self.migrate(job, said)
         elif Requeue in wants:
-            delay_s = saves[0].delay_s if saves else said.lead_s
-            self.for_job(job, delay_s, self.leave if saves else self.leave_unsaved)
+            # Without a checkpoint it works until the machine goes.
+            if saves:
+                self.while_there(job, saves[0].delay_s, self.leave)
         elif saves:
-            self.for_job(job, saves[0].delay_s, lambda one: self.save(one, self.resume))
+            self.while_there(job, saves[0].delay_s, lambda one: self.save(one, self.resume))
 
     def leave(self, job: Job) -> None:
+        job.going = True
         self.save(job, self.requeue)
-
-    def leave_unsaved(self, job: Job) -> None:
-        self.kill(job, "waiting")
-        self.schedule()
 
     def requeue(self, job: Job) -> None:
         self.queue_again(job, "waiting")
@@ -361,22 +382,8 @@ class _Run:
     # The whole
 
     def feed_jobs(self) -> None:
+        check_ends(self.config, self.work)
         for number, kind in enumerate(self.work.classes):
-            if kind.nodes > self.config.cluster.machines:
-                raise SimError(
-                    f"could not play a queue: jobs of class '{kind.name}' need {kind.nodes} nodes and the "
-                    f"cluster has {self.config.cluster.machines}; make it larger"
-                )
-            if kind.gaps is None and kind.most is None:
-                raise SimError(
-                    f"could not play a queue: class '{kind.name}' has no end; say how many jobs, or how "
-                    "often they come"
-                )
-            if kind.most is None and not math.isfinite(self.config.horizon_s):
-                raise SimError(
-                    f"could not play a queue: jobs of class '{kind.name}' come for ever; give a horizon or "
-                    "say how many"
-                )
             self.coming += 1
             self.next_arrival(kind, self.streams.make("workload", number), 0)
 
@@ -480,8 +487,8 @@ def _cut(played: _Run, job: Job, end_s: float) -> None:
     else:
         played.ledger.add(BUCKET[job.phase], spent_s)
     played.node_s["held"] += spent_s * len(job.nodes)
-    if played.spans is not None and spent_s > 0:
-        played.spans.append(Span(job.since_s, end_s, f"job{job.number}", job.phase, job.kind.name))
+    if played.spans is not None and end_s > job.entered_s:
+        played.spans.append(Span(job.entered_s, end_s, f"job{job.number}", job.phase, job.kind.name))
 
 
 def _mean(values: list[float]) -> float:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sim.policies.around import above_0
-from sim.policies.base import Action, Event, Preempt, Recompute, RestoreCache, Start, State, Stop
+from sim.policies.around import Around, above_0
+from sim.policies.base import Action, Event, Policy, Preempt, Recompute, RestoreCache, Start, State, Stop
+from sim.policies.interval import Never
 
 
-class Preemption:
-    """Makes room for a job of higher priority in one of three ways; saving is what `torpor` is for."""
+class Preemption(Around):
+    """Makes room for a job of higher priority in one of three ways; saving is what `torpor` is for.
+
+    `base` takes checkpoints against failures, none unless told so.
+    """
 
     name = "preemption"
 
-    def __init__(self, how: Literal["kill", "checkpoint", "none"] = "checkpoint") -> None:
+    def __init__(
+        self,
+        how: Literal["kill", "checkpoint", "none"] = "checkpoint",
+        base: Policy | None = None,
+        interval_s: float | None = None,
+    ) -> None:
+        super().__init__(base or (None if interval_s else Never()), interval_s)
         self._how: Literal["kill", "checkpoint", "none"] = how
 
-    def on_event(self, state: State, event: Event) -> list[Action]:
+    def _more(self, state: State, event: Event) -> list[Action]:
         return [Preempt(self._how)] if event.kind == "preempt" else []
 
 

@@ -179,6 +179,21 @@ def test_maintenance_drains_a_node(name: str, lost: float, migrations: int) -> N
     whole(out)
 
 
+def test_asking_a_policy_does_not_undo_what_it_has_planned() -> None:
+    # Maintenance is told of at 880 s for 1,000 s; at 900 s a job comes that is of no use to ask for.
+    work = Queue(
+        (
+            JobClass("job", 1, Fixed(2000.0), 0, None, 1),
+            JobClass("high", 1, Fixed(10.0), 1, Fixed(900.0), 1),
+        ),
+        state_bytes=100.0,
+    )
+    more = {"notices": (Maintenance(Fixed(1000.0), 1, 120.0, Fixed(100.0)),), "horizon_s": 1500.0}
+    out = play(config(work, 1, **SMALL, **more), "event", interval=1e9)
+    assert out.metrics["checkpoints"] == 1
+    assert out.buckets["lost_work"] == pytest.approx(2.0)
+
+
 def test_the_same_failures_come_whatever_the_policy() -> None:
     work = Queue((JobClass("job", 4, Lognormal(5 * HOUR, 1.0), 0, Exponential(2 * HOUR)),), state_bytes=1e9)
     more = {
