@@ -125,6 +125,18 @@ def test_a_job_of_higher_priority_comes(how: str, low: float, high: float, lost:
     whole(out)
 
 
+def test_a_job_that_only_starts_makes_room_at_once() -> None:
+    work = jobs(("low", 2, 100.0, 0, 0.0), ("other", 2, 100.0, 0, 5.0), ("high", 2, 50.0, 1, 10.0))
+    costs = Costs(startup=Constant(40.0), restart=Constant(20.0))
+    out = play(config(work, 2, costs=costs, **SMALL), "preemption", how="checkpoint")
+    # Ten seconds of a start are lost, and it starts again after the urgent one.
+    assert out.metrics["time_in_system.high_s"] == pytest.approx(90.0)
+    assert out.metrics["time_in_system.low_s"] == pytest.approx(10.0 + 90.0 + 20.0 + 100.0)
+    assert out.metrics["preemptions"] == 1
+    assert out.buckets["lost_work"] == 0
+    whole(out)
+
+
 def test_nobody_is_preempted_for_a_job_that_does_not_fit_anyway() -> None:
     work = jobs(("low", 1, 100.0, 0, 0.0), ("same", 2, 200.0, 1, 0.0), ("high", 3, 50.0, 1, 10.0))
     out = play(config(work, 3, **SMALL), "preemption", how="kill")
