@@ -168,11 +168,11 @@ class Gang:
             self.counts["requeues"] += 1
             self._fleet.release(self, range(len(self.nodes)))
             yield from self._spend(self._draw(self._costs.requeue), "waiting")
-        missing = len(self.missing)
-        ready = "spare" in self._orders.after and 0 < missing <= self._fleet.free
-        yield from self._claim()
-        # While it waited, machines may have gone that held copies.
-        self._roll_back()
+        ready = "spare" in self._orders.after and 0 < len(self.missing) <= self._fleet.free
+        if self.missing:
+            yield from self._claim()
+            # While it waited, machines may have gone that held copies.
+            self._roll_back()
         if ready and self._costs.swap is not None:
             self.counts["swaps"] += 1
             yield from self._spend(self._draw(self._costs.swap), "restart")

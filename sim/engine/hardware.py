@@ -26,7 +26,7 @@ from sim.config import (
     TraceFailures,
 )  # fmt: skip
 from sim.errors import SimError
-from sim.laws import Constant, Exponential, Law
+from sim.laws import Constant, Exponential, Fixed, Law
 from sim.policies.base import Cause
 from sim.streams import Streams
 
@@ -238,12 +238,16 @@ def _maintenance(notice: Maintenance, cluster: Cluster, streams: Streams, number
     def source() -> Iterator[Incident]:
         at_s = 0.0
         while True:
-            at_s += float(notice.every.sample(rng, 1)[0])
+            at_s += _draw(notice.every, rng)
             first = int(rng.integers(0, cluster.machines - notice.nodes + 1))
-            down_s = float(notice.lasting.sample(rng, 1)[0])
+            down_s = _draw(notice.lasting, rng)
             yield Incident(at_s, range(first, first + notice.nodes), down_s, "maintenance", 1)
 
     return _told(source(), notice.lead_s, lambda one: [_before(one, notice.lead_s, "notice")])
+
+
+def _draw(law: Law, rng: Rng) -> float:
+    return law.mean if isinstance(law, Constant | Fixed) else float(law.sample(rng, 1)[0])
 
 
 def _spot(notice: SpotNotice, cluster: Cluster, streams: Streams, number: int) -> Iterator[Iterator[Item]]:

@@ -121,7 +121,8 @@ class Progress:
 
     def roll_back(self, now_s: float) -> None:
         """Lose what no checkpoint holds."""
-        best, kept_s = self.saves.best(now_s), self.kept_s(now_s)
+        best = self.saves.best(now_s)
+        kept_s = 0.0 if best is None else min(best.work_s, self.work_s)
         self._ledger.add("lost_work", self.work_s - kept_s)
         self._show(-math.inf if best is None else best.at_s)
         self.work_s, self.since_s = kept_s, 0.0

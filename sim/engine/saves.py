@@ -39,11 +39,12 @@ class Saves:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self._by_level: dict[str, list[Save]] = {}
+        # In the order in which equal ones are preferred.
+        self._by_level: dict[str, list[Save]] = {level: [] for level in (MEMORY, *terms.places)}
 
     def add(self, save: Save, now_s: float) -> None:
         """One more; of the same level, those that it makes useless are gone."""
-        kept = self._by_level.setdefault(save.level, [])
+        kept = self._by_level[save.level]
         kept.append(save)
         counting = [i for i, one in enumerate(kept) if one.valid_s <= now_s + SAME_S]
         if counting:
@@ -52,8 +53,8 @@ class Saves:
     def best(self, now_s: float) -> Save | None:
         """The one with most work that counts; of equal ones that of the cheapest level."""
         found: Save | None = None
-        for level in self._in_order():
-            for save in self._by_level[level]:
+        for kept in self._by_level.values():
+            for save in kept:
                 if save.valid_s <= now_s + SAME_S and (found is None or save.work_s > found.work_s):
                     found = save
         return found
@@ -69,15 +70,13 @@ class Saves:
 
         """
         for level, kept in self._by_level.items():
+            if not kept:
+                continue
             if level == MEMORY:
                 gone = bool(copies) and _group_gone(set(lost), copies)
             else:
                 gone = severity >= self._terms.places[level].severity
             kept[:] = [] if gone else [save for save in kept if save.valid_s <= now_s + SAME_S]
-
-    def _in_order(self) -> list[str]:
-        known = [MEMORY, *self._terms.places]
-        return [level for level in known if level in self._by_level]
 
 
 def _group_gone(lost: set[int], copies: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.perf import hot_path, memory, share, start, sweep
+from tests.perf import hot_path, memory, share, simulator, start, sweep
 from tests.perf.figures import Figure, machine
 from tests.support import leaks
 from tests.support.containers import CHECKOUT
@@ -28,7 +28,11 @@ RESULT = CHECKOUT / "build" / "bench.json"
 def main() -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
-    parser.add_argument("--only", action="append", help="measure only this: hot-path, start, memory, share, sweep")
+    parser.add_argument(
+        "--only",
+        action="append",
+        help="measure only this: hot-path, start, memory, share, simulator, sweep",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies every number of rounds")
     parser.add_argument("--size-mib", type=int, default=1024, help="memory of the large process")
     wanted = parser.parse_args()
@@ -48,6 +52,7 @@ def main() -> int:
         "share": lambda: share.measure(path / "share", rounds=rounds(15)),
         "start": lambda: start.measure(path / "start", tag, rounds=rounds(20)),
         "memory": lambda: memory.measure(path / "memory", tag, rounds=rounds(5), size_mib=wanted.size_mib),
+        "simulator": lambda: simulator.measure(rounds=rounds(15)),
         "sweep": lambda: sweep.measure(path / "sweep", rounds=rounds(5)),
     }
     facts = machine()

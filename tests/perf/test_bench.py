@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.perf import __main__ as bench
-from tests.perf import hot_path, memory, share, start
+from tests.perf import hot_path, memory, share, simulator, start
 from tests.perf.figures import Figure
 from tests.perf.place import longest_gap_s
 from tests.support import leaks
@@ -75,6 +75,10 @@ def test_own_share_of_a_small_container(place: Path) -> None:
 def test_a_process_with_memory(place: Path) -> None:
     figures = memory.measure(place / "memory", place.name, rounds=1, size_mib=16)
     check(figures, "total", "says CRIU", "says the process", "create and start")
+
+
+def test_the_simulator() -> None:
+    check(simulator.measure(rounds=1, replications=50), "event engine", "array path")
 
 
 def test_the_longest_gap() -> None:
