@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import yaml
 
 from sim import judge, theory
 from sim.config import Training
@@ -21,12 +23,13 @@ LOSS = 0.01
 """How much of the best ETTR may be lost before an interval is no longer valid."""
 
 
-def recommend(study: Study, results: Results) -> dict[str, Any]:
+def recommend(study: Study, results: Results, folders: Sequence[Path]) -> dict[str, Any]:
     """The document of a policy.json.
 
     Args:
         study: what was run; it sweeps policies and their options only.
         results: what came out.
+        folders: where the files are that the study names.
 
     Raises:
         SimError: the study sweeps anything else, so that no policy is the best one everywhere.
@@ -53,7 +56,7 @@ def recommend(study: Study, results: Results) -> dict[str, Any]:
         "levels": [{"name": name, "every": every} for name, every in opened.levels],
         "triggers": opened.triggers,
         "valid": valid_range(cell, opened),
-        "inputs": {"study_sha256": study.sha256, "files": _files(cell)},
+        "inputs": {"study_sha256": study.sha256, "files": _files(study.resolved(), folders)},
         "seed": results.seed,
         "replications": best.summary.n,
         "versions": dict(results.versions),
@@ -103,11 +106,22 @@ def valid_range(cell: Cell, opened: Opening) -> dict[str, Any] | None:
     }
 
 
-def _files(cell: Cell) -> dict[str, str]:
-    """SHA-256 of the files that the cell was made from, by their names."""
-    paths = [*(getattr(f, "path", "") for f in cell.config.failures)]
+def _files(resolved: str, folders: Sequence[Path]) -> dict[str, str]:
+    """SHA-256 of the traces and measured costs that a study names, by their names in it."""
     found: dict[str, str] = {}
-    for path in paths:
-        if path:
-            found[Path(path).name] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+    def look(tree: object) -> None:
+        if isinstance(tree, list):
+            for one in cast("list[object]", tree):
+                look(one)
+        elif isinstance(tree, dict):
+            for key, value in cast("dict[str, object]", tree).items():
+                if key in ("path", "trace", "file") and isinstance(value, str):
+                    file = next((folder / value for folder in folders if (folder / value).is_file()), None)
+                    if file is not None:
+                        found[value] = hashlib.sha256(file.read_bytes()).hexdigest()
+                else:
+                    look(value)
+
+    look(yaml.safe_load(resolved))
     return found

@@ -334,8 +334,9 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
     from sim.sweep import run
 
     loaded = _load(study, traces)
+    folders = [study.parent, *([traces] if traces else [])]
     with _Progress() as told:
-        document = recommend.recommend(loaded, run(loaded, progress=told))
+        document = recommend.recommend(loaded, run(loaded, progress=told), folders)
     try:
         write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -210,6 +211,17 @@ def test_a_recommendation_can_be_run_by_a_node(small: Path, tmp_path: Path) -> N
     assert document["inputs"]["study_sha256"] == study.load(small).sha256
 
 
+def test_a_recommendation_says_what_it_acts_on(tmp_path: Path) -> None:
+    text = STUDY[: STUDY.index("policies:")] + "policies: [{name: migrate, base: exact}]"
+    notice = "notices: [{kind: maintenance, every: 12h, nodes: 1, lead: 30m, lasting: 1h}]\n"
+    (tmp_path / "s.yaml").write_text(text.replace("restart: 5m", "restart: 5m, migrate: 1m") + "\n" + notice)
+    good("recommend", tmp_path / "s.yaml", "-o", tmp_path / "p.json")
+    document = json.loads((tmp_path / "p.json").read_text())
+    assert document["policy"] == {"name": "migrate", "options": {"base": "exact"}}
+    assert document["triggers"]["maintenance"] == ["Migrate"]
+    assert registry.from_policy_json(tmp_path / "p.json").name == "migrate"
+
+
 def test_a_study_of_many_places_has_no_one_best_policy(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(STUDY.replace("spares: 2", "spares: [1, 2]"))
@@ -235,7 +247,9 @@ def test_the_loop_from_timings_to_a_study(tmp_path: Path) -> None:
     config = study.load(tmp_path / "s.yaml").cells[0].config
     stall = config.storage[0].stall
     assert stall is not None and stall.mean == pytest.approx(24.0)
-    good("run", tmp_path / "s.yaml")
+    good("recommend", tmp_path / "s.yaml", "-o", tmp_path / "policy.json")
+    document = json.loads((tmp_path / "policy.json").read_text())
+    assert document["inputs"]["files"] == {"measured.json": hashlib.sha256(measured.read_bytes()).hexdigest()}
 
 
 EXAMPLES = sorted(
