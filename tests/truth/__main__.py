@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -101,21 +102,28 @@ def play(place: Place, scenarios: list[Scenario], console: Console) -> tuple[lis
     machines = Machines(place)
     place.lab.on_close(machines.close)
     for scenario in scenarios:
-        began = time.monotonic()
         try:
-            if isinstance(scenario, Journey):
-                predicted, happened = machines.play(scenario)
-            else:
-                with place.world(scenario) as world:
-                    predicted, happened = place.predict(world), place.force(world)
+            row = _row(place, machines, scenario)
+            if isinstance(scenario, Journey) and row.predicted.answer == "yes" and not row.right:
+                # Emulated processors are slow, and a busy machine makes them stumble: once more, and told.
+                row = replace(_row(place, machines, scenario), first=row.happened.message or row.happened.how)
         except SPOILS as error:
             spoiled[scenario.name] = str(error)
             console.print(f"not played: {scenario.name}: {error}", style="bold red", markup=False)
             continue
-        row = Row(scenario=scenario, predicted=predicted, happened=happened, took_s=time.monotonic() - began)
         report.show_row(console, row)
         rows.append(row)
     return rows, spoiled
+
+
+def _row(place: Place, machines: Machines, scenario: Scenario) -> Row:
+    began = time.monotonic()
+    if isinstance(scenario, Journey):
+        predicted, happened = machines.play(scenario)
+    else:
+        with place.world(scenario) as world:
+            predicted, happened = place.predict(world), place.force(world)
+    return Row(scenario=scenario, predicted=predicted, happened=happened, took_s=time.monotonic() - began)
 
 
 if __name__ == "__main__":

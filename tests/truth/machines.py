@@ -46,7 +46,7 @@ class Machines:
             return msgspec.json.decode(output.out.splitlines()[-1], type=tuple[Prediction, Happened])
         place = self._place
         folder = place.lab.path / f"journey-{_number(journey)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "image.tar").write_bytes(image)
         place.dumps[journey.source.name] = portable.unpack(
             folder / "image.tar", folder / "image", journey.source

@@ -69,6 +69,10 @@ def show_row(console: Console, row: Row) -> None:
         markup=False,
         highlight=False,
     )
+    if row.first:
+        console.print(
+            f"         played again, since: {row.first}", soft_wrap=True, markup=False, highlight=False
+        )
     if not row.right:
         why = row.predicted.message if row.happened.restored else row.happened.message
         console.print(f"         {why}", soft_wrap=True, markup=False, highlight=False)

@@ -122,12 +122,13 @@ class Happened:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A scenario that was played."""
+    """A scenario that was played. first: why it failed when it was played before, "" if it was not."""
 
     scenario: Scenario
     predicted: Prediction
     happened: Happened
     took_s: float
+    first: str = ""
 
     @property
     def right(self) -> bool:
@@ -149,4 +150,5 @@ class Row:
             "how": self.happened.how,
             "message": self.happened.message,
             "took_s": round(self.took_s, 2),
+            "first": self.first,
         }

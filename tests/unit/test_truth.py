@@ -14,6 +14,8 @@ from rich.console import Console
 from engines.api import Finding, Severity
 from tests.truth import catalogue, covered, report
 from tests.truth.__main__ import play
+from tests.truth.journeys import Journey
+from tests.truth.machines import Machines
 from tests.truth.place import Place
 from tests.truth.report import Confusion
 from tests.truth.scenario import Answer, Happened, Prediction, Row, Scenario, Source
@@ -150,3 +152,18 @@ def test_what_cannot_be_played_is_told_and_keeps_nothing_else_from_being_played(
     played, spoiled = play(stage, scenarios, Console(file=io.StringIO()))
     assert [row.scenario.name for row in played] == ["good", "better"]
     assert spoiled == {"bad": "it does not count"}
+
+
+@pytest.mark.parametrize(("second", "right"), [(True, True), (False, False)])
+def test_a_stumble_of_an_emulated_machine_is_told_and_played_again(
+    second: bool, right: bool, monkeypatch: pytest.MonkeyPatch
+):
+    ends = [Happened(restored=False, how="error", message="stumbled"), Happened(restored=second, how="runs")]
+    journey = Journey(kind="machine", name="far", source=SCENARIO.source, woken_on="max")
+    monkeypatch.setattr(Machines, "play", lambda *_: (Prediction(answer="yes"), ends.pop(0)))
+    text = io.StringIO()
+    ((row,), _) = play(cast("Place", Stage()), [journey], Console(file=text, width=170))
+    assert (row.first, row.right) == ("stumbled", right)
+    assert "played again, since: stumbled" in text.getvalue()
+    assert row.document()["first"] == "stumbled"
+    assert ends == []
