@@ -12,6 +12,7 @@ import numpy as np
 
 from sim import pool, published, queueing, renewal, spot, theory
 from sim.laws import Exponential, Fixed, Lognormal, Weibull
+from sim.played import PLAYED
 from sim.policies.base import Policy
 from sim.policies.interval import Never, Periodic
 from sim.policies.spot import Greedy, OnDemand, UniformProgress
@@ -213,6 +214,7 @@ MEASURES: dict[str, Measure] = {
     "V48.second": _closed(theory.preemptive_mm1((0.3, 0.4), 1)[1]),
     "V48.first-simulation": _queue(0),
     "V48.second-simulation": _queue(1),
+    **PLAYED,
 }
 """Row to what is measured for it, with randomness of its own."""
 
