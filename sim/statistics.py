@@ -184,28 +184,6 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(mean, half_width(sd, n), n, t_tail(mean / (sd / math.sqrt(n)), n - 1))
 
 
-def compare(name_a: str, name_b: str, a: Sequence[float], b: Sequence[float], *, more: bool) -> str:
-    """What a paired difference says, in words: which one is better by how much, or that nobody can tell.
-
-    Args:
-        name_a: of the first.
-        name_b: of the second.
-        a: its values, replication by replication.
-        b: those of the other one, of the same replications.
-        more: whether more is better.
-
-    """
-    found = paired(a, b)
-    if not found.significant:
-        return (
-            f"no significant difference between {name_a} and {name_b} "
-            f"({found.mean:+.3g} ± {found.ci95:.2g}, n = {found.n})"
-        )
-    first = (found.mean > 0) == more
-    better, worse = (name_a, name_b) if first else (name_b, name_a)
-    return f"{better} is better than {worse} by {abs(found.mean):.4g} ± {found.ci95:.2g} (n = {found.n})"
-
-
 def warm_up(series: Sequence[float], batch: int = 5) -> int:
     """How many values at the beginning of a series to leave out: MSER-5.
 

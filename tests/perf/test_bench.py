@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.perf import __main__ as bench
-from tests.perf import hot_path, memory, share, simulator, start
+from tests.perf import hot_path, memory, share, simulator, start, sweep
 from tests.perf.figures import Figure
 from tests.perf.place import longest_gap_s
 from tests.support import leaks
@@ -79,6 +79,10 @@ def test_a_process_with_memory(place: Path) -> None:
 
 def test_the_simulator() -> None:
     check(simulator.measure(rounds=1, replications=50), "event engine", "array path")
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    check(sweep.measure(tmp_path, rounds=1, cells=20, replications=3), "sweep of 20 cells, 3 replications")
 
 
 def test_the_longest_gap() -> None:

@@ -86,10 +86,13 @@ def test_the_same_failures_tell_more_than_different_ones() -> None:
     noise = [rng.gauss(0, 1) for _ in range(50)]
     a = [10 + x for x in noise]
     b = [9.9 + x + rng.gauss(0, 0.05) for x in noise]
-    assert "A is better than B by 0.1" in s.compare("A", "B", a, b, more=True)
-    assert "B is better than A by 0.1" in s.compare("A", "B", a, b, more=False)
-    shuffled = b[1:] + b[:1]
-    assert "no significant difference between A and B" in s.compare("A", "B", a, shuffled, more=True)
+    found = s.paired(a, b)
+    assert found.significant
+    assert found.mean == pytest.approx(0.1, abs=0.03)
+    assert s.paired(b, a).mean == -found.mean
+    shuffled = s.paired(a, b[1:] + b[:1])
+    assert not shuffled.significant
+    assert shuffled.ci95 > 10 * found.ci95
 
 
 def test_a_difference_of_none_is_found_as_rarely_as_it_says() -> None:
