@@ -268,6 +268,11 @@ class _Entry:
         ]
 
 
+_KINDS: dict[type[object], str] = {
+    Training: "job", Queue: "queue", Inference: "inference", SpotWork: "spot",
+}  # fmt: skip
+
+
 def _policy(book: Book, entry: _Entry, options: dict[str, Any], config: Config) -> PolicySpec:
     def seconds(text: str) -> float:
         try:
@@ -282,6 +287,13 @@ def _policy(book: Book, entry: _Entry, options: dict[str, Any], config: Config) 
         spec = PolicySpec(name, _canonical(name, rest, seconds))
     except SimError as error:
         book.fail(entry.path, f"cannot be used: {error}")
+    kind, suits = _KINDS[type(config.workload)], registry.describe(name).work
+    if suits and kind not in suits:
+        book.fail(
+            f"{entry.path}.name",
+            f"is '{name}', which is for {' or '.join(suits)} and decides nothing for {kind}; choose another "
+            "one, 'torpor sim policies' lists them",
+        )
     job, interval_s = config.workload, spec.options.get("interval")
     if isinstance(job, Training) and isinstance(interval_s, float) and interval_s >= job.work_s:
         book.fail(

@@ -393,12 +393,12 @@ def policies_command() -> None:
     from sim.policies import registry
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("POLICY", "OPTIONS", "WHAT IT DOES"):
+    for heading in ("POLICY", "FOR", "OPTIONS", "WHAT IT DOES"):
         table.add_column(heading, no_wrap=True)
     for name in registry.names():
         described = registry.describe(name)
         options = [one.name + ("" if one.required else "?") for one in described.parameters]
-        table.add_row(name, " ".join(options), described.summary)
+        table.add_row(name, " ".join(described.work) or "any", " ".join(options), described.summary)
     console().print(table)
 
 

@@ -25,39 +25,43 @@ from sim.policies.base import Policy
 
 GROUP = "torpor.policies"
 
-_BUILT_IN = {
-    "none": "sim.policies.interval:Never",
-    "periodic": "sim.policies.interval:Periodic",
-    "young": "sim.policies.interval:Young",
-    "daly-first": "sim.policies.interval:DalyFirst",
-    "daly": "sim.policies.interval:Daly",
-    "exact": "sim.policies.interval:Exact",
-    "adaptive": "sim.policies.interval:Adaptive",
-    "asynchronous": "sim.policies.modes:Asynchronous",
-    "incremental": "sim.policies.modes:Incremental",
-    "multilevel": "sim.policies.modes:MultiLevel",
-    "in-memory": "sim.policies.modes:InMemory",
-    "event": "sim.policies.triggers:OnEvent",
-    "predicted": "sim.policies.triggers:Predicted",
-    "just-in-time": "sim.policies.triggers:JustInTime",
-    "hot-spares": "sim.policies.triggers:HotSpares",
-    "migrate": "sim.policies.triggers:Migration",
-    "requeue": "sim.policies.triggers:Requeueing",
-    "preemption": "sim.policies.serving:Preemption",
-    "cold-start": "sim.policies.serving:ColdStart",
-    "warm-start": "sim.policies.serving:WarmStart",
-    "kv-restore": "sim.policies.serving:CacheRestore",
-    "kv-recompute": "sim.policies.serving:CacheRecompute",
-    "kv-cheaper": "sim.policies.serving:CacheCheaper",
-    "greedy": "sim.policies.spot:Greedy",
-    "uniform-progress": "sim.policies.spot:UniformProgress",
-    "on-demand": "sim.policies.spot:OnDemand",
-    "up-failover": "sim.policies.regions:Failover",
-    "up-availability": "sim.policies.regions:Availability",
-    "up-availability-price": "sim.policies.regions:AvailabilityPrice",
-    "skynomad": "sim.policies.skynomad:SkyNomad",
-    "skynomad-oracle": "sim.policies.skynomad:SkyNomadOracle",
+_JOB, _QUEUE, _SERVICE, _SPOT = ("job",), ("queue",), ("inference",), ("spot",)
+"""Kinds of work, as studies call them."""
+
+_BUILT_IN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "none": ("sim.policies.interval:Never", _JOB + _QUEUE + _SERVICE),
+    "periodic": ("sim.policies.interval:Periodic", _JOB + _QUEUE),
+    "young": ("sim.policies.interval:Young", _JOB + _QUEUE),
+    "daly-first": ("sim.policies.interval:DalyFirst", _JOB + _QUEUE),
+    "daly": ("sim.policies.interval:Daly", _JOB + _QUEUE),
+    "exact": ("sim.policies.interval:Exact", _JOB + _QUEUE),
+    "adaptive": ("sim.policies.interval:Adaptive", _JOB + _QUEUE),
+    "asynchronous": ("sim.policies.modes:Asynchronous", _JOB),
+    "incremental": ("sim.policies.modes:Incremental", _JOB),
+    "multilevel": ("sim.policies.modes:MultiLevel", _JOB),
+    "in-memory": ("sim.policies.modes:InMemory", _JOB),
+    "event": ("sim.policies.triggers:OnEvent", _JOB + _QUEUE),
+    "predicted": ("sim.policies.triggers:Predicted", _JOB + _QUEUE),
+    "just-in-time": ("sim.policies.triggers:JustInTime", _JOB),
+    "hot-spares": ("sim.policies.triggers:HotSpares", _JOB),
+    "migrate": ("sim.policies.triggers:Migration", _JOB + _QUEUE),
+    "requeue": ("sim.policies.triggers:Requeueing", _JOB + _QUEUE),
+    "preemption": ("sim.policies.serving:Preemption", _QUEUE),
+    "cold-start": ("sim.policies.serving:ColdStart", _SERVICE),
+    "warm-start": ("sim.policies.serving:WarmStart", _SERVICE),
+    "kv-restore": ("sim.policies.serving:CacheRestore", _SERVICE),
+    "kv-recompute": ("sim.policies.serving:CacheRecompute", _SERVICE),
+    "kv-cheaper": ("sim.policies.serving:CacheCheaper", _SERVICE),
+    "greedy": ("sim.policies.spot:Greedy", _SPOT),
+    "uniform-progress": ("sim.policies.spot:UniformProgress", _SPOT),
+    "on-demand": ("sim.policies.spot:OnDemand", _SPOT),
+    "up-failover": ("sim.policies.regions:Failover", _SPOT),
+    "up-availability": ("sim.policies.regions:Availability", _SPOT),
+    "up-availability-price": ("sim.policies.regions:AvailabilityPrice", _SPOT),
+    "skynomad": ("sim.policies.skynomad:SkyNomad", _SPOT),
+    "skynomad-oracle": ("sim.policies.skynomad:SkyNomadOracle", _SPOT),
 }
+"""Where each class is, and for which kinds of work it decides anything."""
 
 Kind = Literal["duration", "number", "count", "flag", "text", "list", "policy", "any"]
 
@@ -87,10 +91,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Description:
-    """A policy: its name, what it does in one line, its options."""
+    """A policy: its name, what it does in one line, its options, and the kinds of work that it is for.
+
+    `work` is empty for a policy of somebody else, which may be for any.
+    """
 
     name: str
     summary: str
+    work: tuple[str, ...]
     parameters: tuple[Parameter, ...]
 
     def parameter(self, name: str) -> Parameter | None:
@@ -174,9 +182,8 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def _load(name: str) -> Callable[..., Policy]:
-    target = _BUILT_IN.get(name)
-    if target is not None:
-        module, attribute = target.split(":")
+    if name in _BUILT_IN:
+        module, attribute = _BUILT_IN[name][0].split(":")
         return getattr(importlib.import_module(module), attribute)
     points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
     if not points:
@@ -201,7 +208,8 @@ def _described(name: str, made: Callable[..., Policy]) -> Description:
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     )
     summary = (inspect.getdoc(made) or "").partition("\n\n")[0].replace("\n", " ")
-    return Description(name, summary, parameters)
+    work = _BUILT_IN[name][1] if name in _BUILT_IN else ()
+    return Description(name, summary, work, parameters)
 
 
 def _parameter(argument: inspect.Parameter, hint: Any) -> Parameter:

@@ -307,6 +307,10 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         instead(spot={**SPOT, "trace": "unsaid.json"}),
         "spot.trace cannot be used.*polarity",
     ),
+    "a policy for other work": (
+        put("policies")(["exact", "kv-restore"]),
+        r"policies\[1\].name is 'kv-restore', which is for inference and decides nothing for job",
+    ),
     "a zone that is not there": (
         instead(spot={**SPOT, "trace": "zones.json", "zones": ["moon"]}),
         "spot.zones holds 'moon', which the trace has not; it has a",

@@ -270,8 +270,8 @@ def test_examples_are_listed_and_copied(tmp_path: Path) -> None:
 
 def test_policies_are_listed_with_their_options() -> None:
     said = good("policies")
-    assert re.search(r"^periodic +interval +Takes a checkpoint after every", said, re.M)
-    assert re.search(r"^hot-spares +base\? interval\? +Puts", said, re.M)
+    assert re.search(r"^periodic +job queue +interval +Takes a checkpoint after every", said, re.M)
+    assert re.search(r"^hot-spares +job +base\? interval\? +Puts", said, re.M)
     assert {line.split()[0] for line in said.splitlines()[1:]} == set(registry.names())
 
 

@@ -65,6 +65,7 @@ def test_every_policy_that_studies_compare_is_there() -> None:
     for name in names:
         described = registry.describe(name)
         assert described.summary.endswith("."), name
+        assert described.work, name
         assert made(name).name == name
         assert {parameter.name for parameter in described.parameters if parameter.required} == set(
             REQUIRED.get(name, {})
@@ -279,6 +280,7 @@ def test_a_policy_of_somebody_else_is_used_by_its_name() -> None:
     assert {"halves", "broken"} < set(registry.names())
     described = registry.describe("halves")
     assert [parameter.name for parameter in described.parameters] == ["interval", "share"]
+    assert described.work == ()
     policy = registry.make("halves", {"interval": 1000})
     assert policy.on_event(State(), Event("start")) == [SetInterval(1000.0)]
     assert policy.on_event(State(), Event("failure")) == [SetInterval(500.0)]

@@ -212,7 +212,8 @@ def test_other_work_is_read_too(tmp_path: Path) -> None:
     assert (work.least, work.requests.per_s, work.cold) == (1, 2.0, Constant(120))
     spot = load(
         tmp_path,
-        head + "spot: {work: 48h, deadline: 60h, restart: 12m, spot_price: $1/h, on_demand_price: $3/h, "
+        head.replace("none", "greedy")
+        + "spot: {work: 48h, deadline: 60h, restart: 12m, spot_price: $1/h, on_demand_price: $3/h, "
         "regions: [{name: a, mean_up: 5h, mean_down: 1h}, "
         "{name: b, mean_up: 5h, mean_down: 1h, spot_price: $2/h}]}",
     )
