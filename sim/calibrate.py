@@ -50,7 +50,7 @@ class Phase:
         fit: over the bytes of the image.
         observed_s: the times, in the order of the files.
         predicted_s: each foretold from all the others; empty for fewer than three.
-        error: mean of |foretold - measured| / measured; None where nothing was foretold.
+        error: median of |foretold - measured| / measured; None where nothing was foretold.
 
     """
 
@@ -182,9 +182,7 @@ def _phase(samples: Sequence[tuple[float, float]]) -> Phase:
         for left in range(len(samples)):
             others = fit(sizes[:left] + sizes[left + 1 :], times_s[:left] + times_s[left + 1 :])
             predicted.append(others.seconds(sizes[left]))
-    off = [
-        abs(told - seen) / seen for told, seen in zip(predicted, times_s, strict=False) if seen > 0
-    ]  # fmt: skip
+    off = sorted(abs(told - seen) / seen for told, seen in zip(predicted, times_s, strict=False) if seen > 0)
     return Phase(
         n=len(samples),
         mean_s=math.fsum(times_s) / len(times_s),
@@ -192,7 +190,7 @@ def _phase(samples: Sequence[tuple[float, float]]) -> Phase:
         fit=fit(sizes, times_s),
         observed_s=tuple(times_s) if predicted else (),
         predicted_s=tuple(predicted),
-        error=math.fsum(off) / len(off) if off else None,
+        error=quantile(off, 0.5) if off else None,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from sim.calibrate import Calibration
+from sim.calibrate import PERSIST, RESTORE, STALL, Calibration
 from sim.drawing import (
     BUCKET_COLOURS,
     COLOURS,
@@ -378,7 +378,8 @@ def measured(calibration: Calibration) -> Any:
     """What the fit of a calibration foretells against what was measured, and a band of a tenth."""
     figure, axes = new_figure(5.4, 5.0)
     everything: list[float] = []
-    points = [(name, phase) for name, phase in calibration.phases.items() if phase.observed_s]
+    main = (name for name in (STALL, PERSIST, RESTORE) if name in calibration.phases)
+    points = [(name, phase) for name in main if (phase := calibration.phases[name]).observed_s]
     marks = itertools.cycle("osD^v<>P")
     for number, (name, phase) in enumerate(points):
         colour = COLOURS[number % len(COLOURS)]
