@@ -139,7 +139,7 @@ def test_a_damaged_image_is_refused_at_create(tasks: Tasks) -> None:
     assert tasks.numbers("unsound") == []
 
 
-def test_a_restore_that_fails_is_told_at_start_and_leaves_nothing(tasks: Tasks) -> None:
+def test_a_restore_that_would_lack_a_file_is_refused_and_leaves_nothing(tasks: Tasks) -> None:
     there, empty = tasks.path / "there", tasks.path / "empty"
     there.mkdir()
     empty.mkdir()
@@ -154,7 +154,7 @@ def test_a_restore_that_fails_is_told_at_start_and_leaves_nothing(tasks: Tasks) 
     tasks.torpor("checkpoint", "holds-file", "--root", root(tasks), "--name", "gv-file")
     wish = ("--annotation", "torpor.dev/restore-from=gv-file")
     said = tasks.run("lacks-file", *mount(empty), *wish, argv=argv, check=False)
-    assert "no such file or directory" in said
+    assert "the image has '/mnt/file' open, which cannot be found here: No such file" in said
     assert tasks.numbers("lacks-file") == []
     assert not list(root(tasks).glob("lacks-file*"))
     assert tasks.torpor.json("ps") == []
