@@ -8,7 +8,7 @@ from sim import theory
 from sim.errors import SimError
 from sim.policies.base import ROUTINE, Action, Event, EventKind, SetInterval, State
 
-_LEAST_STALL_S = 1e-3
+LEAST_STALL_S = 1e-3
 """What a checkpoint that seems free is taken to cost: an interval of 0 would do nothing but checkpoints."""
 
 
@@ -56,7 +56,7 @@ class _Formula(ABC):
             raise SimError(
                 f"could not use policy '{self.name}': {lacking} is not known; give it, or use 'adaptive'"
             )
-        stall_s = max(state.stall_s, _LEAST_STALL_S)
+        stall_s = max(state.stall_s, LEAST_STALL_S)
         return [SetInterval(self._interval_s(stall_s, state.mtbf_s, state.restart_s))]
 
 
@@ -134,4 +134,4 @@ class Adaptive:
         elif event.kind not in ("start", "restart"):
             return []
         mtbf_s = (self._prior_s + state.now_s) / self._failures
-        return [SetInterval(theory.exact_interval(max(self._stall_s, _LEAST_STALL_S), mtbf_s))]
+        return [SetInterval(theory.exact_interval(max(self._stall_s, LEAST_STALL_S), mtbf_s))]

@@ -15,17 +15,15 @@ from sim.policies.base import (
     SetMode,
     State,
 )
+from sim.policies.interval import LEAST_STALL_S
 
 MEMORY = "memory"
 """The level that `KeepReplica` makes."""
 
-_LEAST_STALL_S = 1e-3
-"""What a stall that seems free is taken to last, for an interval that is not 0."""
-
 
 def _best_s(policy: str, state: State, stall_s: float) -> float:
     mtbf_s = known(policy, "the MTBF", state.mtbf_s)
-    return theory.exact_interval(max(stall_s, _LEAST_STALL_S), mtbf_s)
+    return theory.exact_interval(max(stall_s, LEAST_STALL_S), mtbf_s)
 
 
 class Asynchronous:
@@ -101,7 +99,7 @@ class MultiLevel:
                 f"could not use policy '{self.name}': no level heals a failure; give storage and failures"
             )
         best = theory.multilevel(
-            [max(level.stall_s, _LEAST_STALL_S) for level in levels], [level.rate for level in levels]
+            [max(level.stall_s, LEAST_STALL_S) for level in levels], [level.rate for level in levels]
         ).intervals
         interval_s = self._interval_s or best[0]
         every = [max(1, round(length / interval_s)) for length in best]

@@ -21,7 +21,7 @@ from sim.policies.base import (
     State,
     UseSpare,
 )  # fmt: skip
-from sim.policies.interval import Never
+from sim.policies.interval import LEAST_STALL_S, Never
 
 Trigger = Literal["maintenance", "spot", "prediction"]
 
@@ -114,7 +114,7 @@ class Predicted:
             return _last_moment(state, event.lead_s)
         if event.kind != "start":
             return []
-        stall_s = known(self.name, "the cost of a checkpoint", state.stall_s)
+        stall_s = max(known(self.name, "the cost of a checkpoint", state.stall_s), LEAST_STALL_S)
         period_s = theory.prediction_period(stall_s, known(self.name, "the MTBF", state.mtbf_s), self._recall)
         return [SetInterval(max(period_s - stall_s, stall_s))]
 
