@@ -298,7 +298,8 @@ def timeline(several: Sequence[Results]) -> Any:
     end = max(span.t1_s for _, spans in lanes for span in spans)
     size, name = scale(end)
     states = list(dict.fromkeys(span.state for _, spans in lanes for span in spans))
-    spare = iter(itertools.cycle(COLOURS))
+    taken = {BUCKET_COLOURS[state] for state in states if state in BUCKET_COLOURS}
+    spare = itertools.cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
     colours = {state: BUCKET_COLOURS.get(state) or next(spare) for state in states}
     figure, axes = new_figure(9.0, 1.2 + 0.3 * max(3, len(lanes)))
     for place, (_, spans) in enumerate(reversed(lanes)):

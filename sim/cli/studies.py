@@ -199,9 +199,13 @@ def _ranking(results: Results, rows: Sequence[tuple[str, judge.Ranked, str]]) ->
             mean = found[0]
         return "" if math.isnan(mean) else short(mean, "s") if unit(name) == "s" else f"{mean:.4g}"
 
+    known = dict.fromkeys(name for _, one, _ in rows for name in one.cell.values)
     extra = [
         name
-        for name in _COLUMNS[results.workload]
+        for wanted in _COLUMNS[results.workload]
+        for name in (
+            each for each in known if each == wanted or (wanted[-1] == "." and each.startswith(wanted))
+        )
         if any(name in one.cell.values and any(one.cell.values[name]) for _, one, _ in rows)
     ]
     table = Table(box=None, pad_edge=False)
@@ -221,14 +225,17 @@ _COLUMNS = {
     "training": (
         "mttf_s", "recovery_s", "lost_work_s", "failures", "checkpoints", "swaps", "migrations", "cost_usd",
     ),
-    "queue": ("makespan_s", "time_in_system_s", "slowdown", "preemptions", "lost_work_s", "cost_usd"),
+    "queue": ("time_in_system.", "slowdown", "preemptions", "failures", "lost_work_s", "cost_usd"),
     "inference": (
         "ttft_p50_s", "ttft_p95_s", "latency_p95_s", "replicas_mean", "starts_warm", "starts_cold",
         "cost_usd",
     ),
     "spot": ("deadline_met", "spot_work_s", "on_demand_work_s", "preemptions", "move_usd"),
 }  # fmt: skip
-"""What a table shows besides the metric that cells are judged by, where it is not always 0."""
+"""What a table shows besides the metric that cells are judged by, where it is not always 0.
+
+One that ends with a dot stands for all that begin so: one for each class of jobs.
+"""
 
 
 @click.command("plot")
