@@ -16,8 +16,8 @@ BUCKET_COLOURS = {
     "goodput": "#009E73", "startup": "#999999", "checkpoint_stall": "#0072B2", "lost_work": "#D55E00",
     "detection": "#F0E442", "save_after_failure": "#7A5195", "restart": "#E69F00", "restore": "#B07D00",
     "waiting": "#CC79A7", "preempted": "#8C2D04", "migration": "#56B4E9", "idle": "#DDDDDD",
-    "work": "#009E73", "working": "#009E73", "saving": "#0072B2", "starting": "#999999", "detecting": "#F0E442",
-    "spot": "#009E73", "on-demand": "#0072B2", "down": "#7A5195",
+    "work": "#009E73", "working": "#009E73", "saving": "#0072B2", "starting": "#999999",
+    "detecting": "#F0E442", "spot": "#009E73", "on-demand": "#0072B2", "down": "#7A5195",
 }  # fmt: skip
 
 
