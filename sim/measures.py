@@ -234,7 +234,7 @@ def _alone(traces: Traces, ratio: float) -> float:
     return published.mean_cost("UP", traces.h100, ratio)
 
 
-TRACE_MEASURES: dict[str, tuple[str, TraceMeasure]] = {
+TRACE_MEASURES: dict[str, tuple[str | tuple[str, ...], TraceMeasure]] = {
     "V37.up-cost": (SPOT_WINDOWS, lambda traces: traces.means(UniformProgress()).cost),
     "V37.up-od": (SPOT_WINDOWS, lambda traces: traces.means(UniformProgress()).on_demand_h),
     "V37.up-spot": (SPOT_WINDOWS, lambda traces: traces.means(UniformProgress()).spot_h),
@@ -250,7 +250,10 @@ TRACE_MEASURES: dict[str, tuple[str, TraceMeasure]] = {
         for ratio in (1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
     },
     **{
-        f"{row}.{short}": (file, functools.partial(Traces.furthest, policy=name, file=file, column=column))
+        f"{row}.{short}": (
+            (H100_ZONES, file),
+            functools.partial(Traces.furthest, policy=name, file=file, column=column),
+        )
         for row, file, column in (
             ("S03", DEADLINES, "deadline_ratio"),
             ("S04", CHECKPOINTS, "checkpoint_size"),
@@ -260,4 +263,4 @@ TRACE_MEASURES: dict[str, tuple[str, TraceMeasure]] = {
     "V41.mean": (NODE_FAULTS, lambda traces: traces.faulty.mean),
     "V41.most": (NODE_FAULTS, lambda traces: float(traces.faulty.most)),
 }
-"""Row to the trace that it needs and what is measured on it."""
+"""Row to the trace, or traces, that it needs and what is measured on it."""

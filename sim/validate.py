@@ -120,11 +120,12 @@ def check(folder: Path | None, seed: int = SEED) -> Iterator[Checked]:
 
 
 def _on_trace(row: Row, traces: Traces | None) -> Checked:
-    file, measure = TRACE_MEASURES[row.row]
+    files, measure = TRACE_MEASURES[row.row]
     if traces is None:
         return Checked(row, "no trace", why="no folder of traces was given")
-    if not (traces.folder / file).exists():
-        return Checked(row, "no trace", why=f"no {file} in {traces.folder}")
+    for file in (files,) if isinstance(files, str) else files:
+        if not (traces.folder / file).exists():
+            return Checked(row, "no trace", why=f"no {file} in {traces.folder}")
     return _judged(row, measure(traces))
 
 

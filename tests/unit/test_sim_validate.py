@@ -157,3 +157,15 @@ def test_a_trace_is_inspected(tmp_path: Path) -> None:
     done = torpor("trace", "inspect", str(tmp_path / "none.csv"))
     assert done.exit_code == 1
     assert done.output.startswith("Error: could not read trace") and "No such file" in done.output
+
+
+def test_a_line_that_needs_two_files_names_the_one_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = [row for row in table() if row.row == "S03.up"]
+    monkeypatch.setattr("sim.validate.table", lambda: lines)
+    (tmp_path / "skynomad").mkdir()
+    (tmp_path / "skynomad/h100_16_13zones.tar.gz").touch()
+    (line,) = check(tmp_path)
+    assert line.verdict == "no trace"
+    assert line.why == f"no skynomad/expected_deadline_sensitivity.csv in {tmp_path}"
