@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from cluster import settle, transport
+from cluster import away, settle, transport
 from cluster.channel import Channel, Lost
 from cluster.here import Here
 from cluster.serve import serve
@@ -35,6 +35,7 @@ def stdio(here: Here) -> None:
     for number in (0, 1):
         os.dup2(nothing, number)
     os.close(nothing)
+    _send_on(here)
     settle.settle_all(here)
     with contextlib.suppress(Lost):
         serve(here, Channel(transport.Pipes(source, sink), ""), trusted=True)
@@ -43,6 +44,7 @@ def stdio(here: Here) -> None:
 def run(here: Here) -> None:
     """Listen and settle until a signal ends it. Raises ShimError."""
     signal.signal(signal.SIGTERM, _end)
+    _send_on(here)
     server = _listen(here)
     children: dict[int, str] = {}
     try:
@@ -64,6 +66,15 @@ def run(here: Here) -> None:
     finally:
         if server:
             server.close()
+
+
+def _send_on(here: Here) -> None:
+    """What is away is reached by way of here, which the kernel has forgotten if the node was started anew."""
+    try:
+        for absence in away.absences(here):
+            absence.send_on()
+    except settle.Failures as error:
+        print(f"torpor agent: {error}", file=sys.stderr, flush=True)
 
 
 def _listen(here: Here) -> socket.socket | None:

@@ -11,12 +11,13 @@ import importlib
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cluster import cargo, wiring
+from cluster import away, cargo, wiring
 from cluster.channel import Refused
 from cluster.here import Here
 from cluster.messages import Reserve
@@ -25,6 +26,7 @@ from compat import verdict
 from engines.api import Needs
 from netmig import identity as identities
 from netmig.conntrack import Translations
+from netmig.errors import NetworkError
 from shim import bundle, prospects, restore, state
 from shim.annotations import Wish
 from shim.errors import ShimError
@@ -75,6 +77,10 @@ class Arriving:
         """
         node = here.node.of_engine(wanted.engine)
         directory = node.directory(here.config.root, wanted.container_id)
+        away.check_way(here, routed=wanted.routed)
+        absence = away.absence_of(here, wanted.owner) if wanted.returning else None
+        if wanted.returning and (absence is None or absence.plan.peer != peer):
+            raise ShimError("it is not away from here; migrate it to its home")
         record.make(
             Arrival(
                 migration=wanted.migration,
@@ -86,6 +92,8 @@ class Arriving:
                 netns=str(NETNS / f"torpor-{wanted.migration}"),
                 identity=wanted.identity,
                 owner=wanted.owner,
+                away=wanted.routed and not wanted.returning,
+                returns=absence.plan.migration if absence else "",
             )
         )
         try:
@@ -99,8 +107,14 @@ class Arriving:
             record.remove()
             raise
         try:
-            here.lease(arriving.identity, wanted.owner)
-            warnings = wiring.make(arriving.identity, arriving.netns_path)
+            if not arriving.plan.away:
+                here.lease(arriving.identity, wanted.owner)
+            warnings = wiring.make(
+                arriving.identity,
+                arriving.netns_path,
+                away=arriving.plan.away,
+                home=bool(arriving.plan.returns),
+            )
             warnings += arriving._judge(spec, wanted)  # which looks at the namespace, too
         except BaseException:
             arriving.undo()
@@ -201,15 +215,18 @@ class Arriving:
         )
         spec = bundle.read_spec(self.bundle_path)
         wish = Wish(use="move", network="keep")
-        with state.locked(directory, wait_s=5.0, create=True):
+        with ThreadPoolExecutor(1) as beside, state.locked(directory, wait_s=5.0, create=True):
             if restore.clear(node.config, target):
                 raise ShimError(f"it has a container '{plan.container_id}' already; delete that one")
+            plug = beside.submit(self._plugged)
             streams = Streams(self.record.path / "output.log")
             try:
                 restore.at_create(node.config, node.store, image, target, spec, wish)
             finally:
                 streams.back()
-        self._plug = wiring.Plug(self.identity, self.netns_path)
+                with contextlib.suppress(NetworkError):  # said below
+                    self._plug = plug.result()
+            plug.result()
         self.record.write(STANDING, "prepared")
         return {"restore": (time.monotonic() - begun) * 1000}
 
@@ -234,7 +251,8 @@ class Arriving:
         begun = time.monotonic()
         noted = (self.record.path / TRANSLATIONS).read_bytes()
         wiring.translate(msgspec.json.decode(noted, type=Translations))
-        self._plug = self._plug or wiring.Plug(self.identity, self.netns_path)
+        self._plug = self._plug or self._plugged()
+        self._end_absence(over=False)
         self._plug.put_in()
         plugged = time.monotonic()
         directory = Path(plan.directory)
@@ -244,6 +262,16 @@ class Arriving:
         released = time.monotonic()
         self.record.write(STANDING, "running")
         return {"plug": (plugged - begun) * 1000, "release": (released - plugged) * 1000}
+
+    def _plugged(self) -> wiring.Plug:
+        return wiring.Plug(self.identity, self.netns_path, away=self.plan.away)
+
+    def _end_absence(self, *, over: bool) -> None:
+        """It has come home: nothing is sent on any more. over: it will not be again."""
+        left = Record(self.here.config.away, self.plan.returns) if self.plan.returns else None
+        if left is not None and left.exists():
+            absence = away.Absence(self.here, left)
+            absence.end() if over else absence.come_home()
 
     def is_here(self) -> bool:
         """Whether the runtime has the container, running or not."""
@@ -257,6 +285,7 @@ class Arriving:
     def settle(self) -> None:
         """The source is gone: the image has served."""
         if self.standing == "running":
+            self._end_absence(over=True)
             wiring.tidy(self.netns_path)
             self._remove_image()
             self.record.write(STANDING, "settled")
@@ -282,7 +311,8 @@ class Arriving:
     def leave(self) -> None:
         """The container is gone from this node: so are its network, its image, its root file system."""
         wiring.remove(self.identity, self.netns_path)
-        self.here.give_back(self.identity, self.plan.owner)
+        if not self.plan.away:
+            away.give_back(self.here, self.identity, self.plan.owner)
         self._remove_image()
         self.unmount()
         self.here.node.store.recover()  # a process that was killed here may have left half an image

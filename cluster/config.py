@@ -5,6 +5,7 @@ Who may push an image is root on this node, so the file must be root's own.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -45,7 +46,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: this node's name. listen: "HOST:PORT" for peers, "" if they come over SSH or not at all. state: a
     directory on disk, root's alone. root: the runtime's --root of containers that arrive. cgroup: they live
     below it, "" for where they lived before. leases: directory of host-local's store for the pods' network,
-    "" if addresses are not leased on this node.
+    "" if addresses are not leased on this node. via: where each node has a pod network of its own, this
+    node's addresses by which others route to its pods, one of each family.
     """
 
     node: str
@@ -54,6 +56,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: str = "/run/runc"
     cgroup: str = ""
     leases: str = ""
+    via: tuple[str, ...] = ()
     tls: Tls | None = None
     peers: Mapping[str, Peer] = {}
 
@@ -66,6 +69,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def arrivals(self) -> Path:
         """A directory for each container that arrives, or has arrived and lives here."""
         return self.state / "arrivals"
+
+    @property
+    def away(self) -> Path:
+        """A directory for each container that has left its home, which this node is, on routed networks."""
+        return self.state / "away"
 
     def peer(self, name: str) -> Peer:
         """A peer by its name. Raises UsageError."""
@@ -108,6 +116,11 @@ def load(path: Path) -> Config:
     for name, peer in config.peers.items():
         if bool(peer.address) == bool(peer.command):
             raise UsageError(f"could not use {path}: peer '{name}' needs an address or a command; give one")
+    for one in config.via:
+        try:
+            ipaddress.ip_address(one)
+        except ValueError:
+            raise UsageError(f"could not use {path}: {one!r} in `via` is no IP address; correct it") from None
     if (config.listen or any(peer.address for peer in config.peers.values())) and config.tls is None:
         raise UsageError(f"could not use {path}: addresses need certificates; add the table [tls]")
     return config

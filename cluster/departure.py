@@ -16,12 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster import cargo, settle, wiring
+from cluster import away, cargo, settle, wiring
 from cluster.channel import Channel, Lost, Refused
 from cluster.company import company
 from cluster.here import NEEDED, Here
 from cluster.messages import Abort, Answer, Commit, Expect, Prepare, Question, Reserve
-from cluster.records import VERDICT, WISH, Departure, Record, new_name
+from cluster.records import VERDICT, VIA, WISH, Arrival, Departure, Record, new_name
 from cluster.transport import connect
 from engines.api import EngineError, Phase, PhaseInfo
 from netmig import identity as identities
@@ -160,7 +160,11 @@ class _Leaving:
         if lacking := sorted(NEEDED - engine.capabilities):
             raise ShimError(f"{self.words}: engine {engine.name} lacks {', '.join(lacking)}; use criu")
         identity = wiring.identity_of(netns)
+        came = self._came()
+        if came is not None and came.away:
+            identity = wiring.bridged(identity, identities.decode(came.identity))
         self.report.warnings += (*identity.warnings, *wiring.translations(identity)[1])
+        away_for = came.owner if came is not None and came.away else ""
         owners = [self.here.config.reserver().owner(one.ip) for one in identities.global_addresses(identity)]
         return Departure(
             migration=self.record.migration,
@@ -172,9 +176,24 @@ class _Leaving:
             engine=engine.name,
             netns=str(netns),
             identity=identities.encode(identity),
-            owner=next((one.container_id for one in owners if one), self.container_id),
+            owner=away_for or next((one.container_id for one in owners if one), self.container_id),
+            routed=bool(self.here.config.via),
+            returning=came is not None and came.away,
             guest=str(Reference(namespace=who.namespace, name=check_name(self.name))) if self.name else "",
         ), spec_data
+
+    def _came(self) -> Arrival | None:
+        """How the container came here, if it did. Raises ShimError if it may not go on from here."""
+        home, arrivals = self.source.bundle_path.parent, self.here.config.arrivals
+        if home.parent != arrivals or not (record := Record(arrivals, home.name)).exists():
+            return None
+        came = record.plan(Arrival)
+        if came.away and came.peer != self.peer:
+            raise ShimError(
+                f"{self.words}: it is away from its home, which alone sends on what comes for it; migrate it "
+                f"to '{came.peer}' first"
+            )
+        return came
 
     def _check_caller(self, who: pod.Pod) -> None:
         """Raises ShimError for a container whose caller would not know what has become of it."""
@@ -187,6 +206,11 @@ class _Leaving:
             raise ShimError(
                 f"{self.words}: it is part of a pod, which its caller there makes on the other node; name "
                 "with --as what that pod names with the annotation torpor.dev/restore-from"
+            )
+        if who.caller and self.here.config.via:
+            raise ShimError(
+                f"{self.words}: its node's pod network is routed, and a pod that its caller makes elsewhere "
+                "has an address of that node's network"
             )
         if self.name and not who.caller:
             raise ShimError(f"{self.words}: it is part of no pod; leave --as out")
@@ -207,11 +231,14 @@ class _Leaving:
                 memory_bytes=self._memory_bytes(),
                 trial=trial,
                 guest=plan.guest,
+                routed=plan.routed,
+                returning=plan.returning,
                 container_name=pod.identify(json.loads(spec_data).get("annotations") or {}).container_name,
             ),
             Answer,
         )
         self.report.warnings += answer.warnings
+        self._check_via(plan, answer.via)
         if plan.guest and not trial:
             self.tell(
                 f"waiting for its pod on node '{self.peer}', with the annotations torpor.dev/restore-from: "
@@ -221,6 +248,17 @@ class _Leaving:
         elif not trial:
             self.tell("sending the root file system")
             cargo.send_base(self.channel, cargo.root_of(self.source.bundle_path), self.record.path)
+
+    def _check_via(self, plan: Departure, via: tuple[str, ...]) -> None:
+        """On routed networks, note by what addresses the target is reached. Raises ShimError."""
+        if not plan.routed or plan.returning:
+            return
+        if family := away.missing(identities.decode(plan.identity), via):
+            raise ShimError(
+                f"{self.words}: it has an {family} address, and node '{self.peer}' names none of its own by "
+                "which it is reached; add that to `via` in its agent.toml"
+            )
+        self.record.write(VIA, " ".join(via))
 
     def _memory_bytes(self) -> int:
         """Resident memory of the container: about the size of its image."""
@@ -299,9 +337,11 @@ class _Leaving:
             self._have_prepared(self._translations.result()[0])
         with self._timed("switch"):
             self.record.write(VERDICT, "commit")
-            wiring.unplug(identities.decode(self.record.plan(Departure).identity))
+            plan = self.record.plan(Departure)
+            wiring.unplug(identities.decode(plan.identity))
             with contextlib.suppress(Lost):  # it is decided, and will be followed
                 self._channel().send(Commit(migration=self.record.migration))
+        settle.switch(self.here, self.record, plan)  # the rest, beside what the target does
 
     def _have_prepared(self, translations: Translations) -> None:
         """Wait until the target holds the restored container; raises ShimError once it is called off."""

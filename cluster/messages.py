@@ -35,6 +35,7 @@ class Reserve(Message):
     `netmig.identity` encodes it. owner: whose its address leases are. memory_bytes, rootfs_bytes: estimates.
     addresses: those to lease. trial: only look, and leave nothing. guest: its pod is made there by a caller
     of its own; the image that the pod's annotation names, "" for none. container_name: its name in the pod.
+    routed: each node has a pod network of its own. returning: then, it comes back to its home.
     """
 
     migration: str
@@ -48,6 +49,8 @@ class Reserve(Message):
     trial: bool
     guest: str = ""
     container_name: str = ""
+    routed: bool = False
+    returning: bool = False
 
 
 class Expect(Message):
@@ -104,12 +107,22 @@ class Forget(Message):
     migration: str
 
 
+class Gone(Message):
+    """A container that was away from its home, the node that is told, has ended."""
+
+    migration: str
+
+
 class Answer(Message):
-    """All is well. standing: how the target stands now. warnings: sentences. times_ms: phase to ms."""
+    """All is well. standing: how the target stands now. warnings: sentences. times_ms: phase to ms.
+
+    via: addresses by which others route to its pods.
+    """
 
     standing: Standing
     warnings: tuple[str, ...] = ()
     times_ms: dict[str, float] = {}
+    via: tuple[str, ...] = ()
 
 
 class Refusal(Message):
@@ -123,5 +136,17 @@ class Busy(Message):
 
 
 Said = (
-    Hello | Reserve | Expect | Send | Prepare | Commit | Abort | Question | Forget | Answer | Refusal | Busy
+    Hello
+    | Reserve
+    | Expect
+    | Send
+    | Prepare
+    | Commit
+    | Abort
+    | Question
+    | Forget
+    | Gone
+    | Answer
+    | Refusal
+    | Busy
 )

@@ -9,6 +9,8 @@ A departure (on the source) and an arrival (on the target) each have a directory
     standing   of an arrival: `reserved`, `preparing`, `prepared`, `committed`, `running`, `settled`
     wish       what an operator decided with --resolve: `source` or `target`
     over       of a departure: the target has said that it runs
+    left       of an arrival: its container has gone on to another node
+    via        of a departure on routed networks: the target's addresses by which it is reached
     problem    what stood against the last try to bring it to its end
 
 Everything else in it is made by `departure` and `arrival`. A line is replaced by a rename. The verdict is on
@@ -37,6 +39,8 @@ VERDICT = "verdict"
 STANDING = "standing"
 WISH = "wish"
 OVER = "over"
+LEFT = "left"
+VIA = "via"
 PROBLEM = "problem"
 LOCK = "lock"
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -66,6 +70,7 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     peer: the target's name. engine: the engine's. directory: torpor's state of the container. netns: path of
     its network namespace. identity: of that, encoded. owner: of its leases. guest: it is of a pod of a caller
     of its own, as is the one that is made for it on the other node, with an annotation that names this image.
+    routed: each node has a pod network of its own. returning: then, it goes back to its home.
     """
 
     migration: str
@@ -79,11 +84,17 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     identity: bytes
     owner: str
     guest: str = ""
+    routed: bool = False
+    returning: bool = False
     schema: int = 1
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that arrives. peer: the source's name; the rest as in `Departure`, on this node."""
+    """A container that arrives. peer: the source's name; the rest as in `Departure`, on this node.
+
+    away: the source is its home, where networks are routed. returns: this node is, and that is the migration
+    in which it left.
+    """
 
     migration: str
     container_id: str
@@ -95,6 +106,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     identity: bytes
     owner: str
     guest: str = ""
+    away: bool = False
+    returns: str = ""
     schema: int = 1
 
 

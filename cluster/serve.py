@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from cluster.arrival import BASE_TAR, Arriving
+from cluster.away import Absence
 from cluster.channel import Channel, Lost, Refused
 from cluster.guest import Guest, arriving_of
 from cluster.here import Here
@@ -18,6 +19,7 @@ from cluster.messages import (
     Commit,
     Expect,
     Forget,
+    Gone,
     Hello,
     Prepare,
     Question,
@@ -120,6 +122,8 @@ class _Session:
                     return Answer(standing=self._abort(record, said))
             case Question():
                 return Answer(standing=self._standing(said.migration))
+            case Gone():
+                return self._gone(Record(self.here.config.away, said.migration))
             case Forget():
                 with self._record(said.migration) as record:
                     if record.exists():
@@ -127,6 +131,17 @@ class _Session:
                 return Answer(standing="running")
             case _:
                 raise Lost(f"could not understand node '{self.peer}': it says {type(said).__name__}")
+
+    def _gone(self, record: Record) -> Answer:
+        """A container of this node has ended where it was."""
+        if record.exists():
+            absence = Absence(self.here, record)
+            if absence.plan.peer != self.peer:
+                raise Refused(f"the container of migration {record.migration} is not away on '{self.peer}'")
+            absence.come_home()
+            self.here.give_back(absence.identity, absence.plan.owner)
+            absence.end()
+        return Answer(standing="unknown")
 
     def end(self) -> None:
         """The source has hung up: what is not prepared goes."""
@@ -160,7 +175,7 @@ class _Session:
             migration=said.migration,
             verdict="reserved",
         )
-        return Answer(standing="reserved", warnings=warnings)
+        return Answer(standing="reserved", warnings=warnings, via=self.here.config.via)
 
     def _expect(self) -> Answer:
         if not isinstance(self._arriving, Guest):

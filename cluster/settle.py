@@ -12,13 +12,26 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster import wiring
+from cluster import away, wiring
 from cluster.arrival import Arriving
 from cluster.channel import Lost, Refused
 from cluster.guest import arriving_of
 from cluster.here import Here
-from cluster.messages import Abort, Answer, Commit, Forget, Message, Question, Standing
-from cluster.records import OVER, PROBLEM, STANDING, VERDICT, WISH, Arrival, Departure, Record, Wish, all_of
+from cluster.messages import Abort, Answer, Commit, Forget, Gone, Message, Question, Standing
+from cluster.records import (
+    LEFT,
+    OVER,
+    PROBLEM,
+    STANDING,
+    VERDICT,
+    VIA,
+    WISH,
+    Arrival,
+    Departure,
+    Record,
+    Wish,
+    all_of,
+)
 from cluster.transport import connect
 from engines import registry
 from engines.api import EngineError
@@ -101,9 +114,36 @@ def resume(here: Here, plan: Departure) -> None:
     registry.create(plan.engine, settings).undo(plan.container_id)
 
 
-def _ended(here: Here, record: Record, plan: Departure) -> bool:
+def switch(here: Here, record: Record, plan: Departure) -> None:
+    """It is decided: the container has no network here any more. May be repeated.
+
+    Raises NetworkError, ShimError, OSError.
+    """
+    came = _came(here, plan)
+    if came is not None:
+        came.write(LEFT, "yes")  # while it is there: or its home would be told that it has ended
     identity = identities.decode(plan.identity)
     wiring.unplug(identity)
+    if plan.returning:
+        wiring.unroute(identity)
+    elif plan.routed:
+        via = tuple(record.read(VIA).split())
+        absent = away.Absent(
+            migration=plan.migration, owner=plan.owner, identity=plan.identity, peer=plan.peer, via=via
+        )
+        away.Absence.begin(here, absent)
+
+
+def _came(here: Here, plan: Departure) -> Record | None:
+    """The arrival of a container that leaves, if it had come from another node."""
+    home = Path(plan.bundle).parent
+    came = Record(here.config.arrivals, home.name) if home.parent == here.config.arrivals else None
+    return came if came is not None and came.exists() else None
+
+
+def _ended(here: Here, record: Record, plan: Departure) -> bool:
+    identity = identities.decode(plan.identity)
+    switch(here, record, plan)
     resume(here, plan)
     if not record.read(OVER):
         try:
@@ -120,15 +160,14 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
     if directory.exists():
         with state.locked(directory, wait_s=5.0, create=True):
             state.remove(directory)
-    home = Path(plan.bundle).parent
-    came = Record(here.config.arrivals, home.name) if home.parent == here.config.arrivals else None
-    if came is not None and came.exists():
+    came = _came(here, plan)
+    if came is not None:
         with came.locked(wait=True) as ours:  # the agent clears up after a container that is gone, too
             if ours and came.exists():
                 arriving_of(here, came).leave()
     else:
         wiring.remove(identity, Path(plan.netns))
-        here.give_back(identity, plan.owner)
+        away.give_back(here, identity, plan.owner)
     return _forgotten(here, record, plan)
 
 
@@ -173,6 +212,12 @@ def _bring_on(arriving: Arriving, record: Record) -> None:
         arriving.commit()
     elif standing in ("", "reserved", "preparing"):
         arriving.undo()
+    elif standing == "settled" and record.read(LEFT):
+        return  # its departure brings that to its end
+    elif standing == "settled" and arriving.plan.away and not arriving.is_here():
+        # Its home has the leases, and still sends on to it.
+        if tell(arriving.here, arriving.plan.peer, Gone(migration=record.migration)) is not None:
+            arriving.leave()
     else:
         arriving.bring_on()
 

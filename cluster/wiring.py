@@ -10,11 +10,13 @@ kernel has no such firewall, the namespace is in no bridge until the decision.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 from typing import Any
 
-from netmig import conntrack, mute, rtnl
-from netmig.apply import apply
+from netmig import conntrack, messages, mute, rtnl
+from netmig.apply import PROTOCOL, apply, attach, plug_routed
 from netmig.capture import capture
 from netmig.check import check
 from netmig.claim import Announcer, probe
@@ -38,20 +40,24 @@ def identity_of(path: Path) -> Identity:
         return capture(netns, host)
 
 
-def make(identity: Identity, path: Path) -> tuple[str, ...]:
+def make(identity: Identity, path: Path, *, away: bool = False, home: bool = False) -> tuple[str, ...]:
     """Make a namespace with an identity, in no bridge; what it lacks, in sentences.
 
+    away: its addresses are not of this node's pod network. home: they are, and this node sends on to it.
     Raises ShimError, NetworkError if it cannot be, or somebody else has an address; then it is not there.
     """
     with node() as host:
-        if problems := check(identity, None, host):
+        if problems := check(identity, None, host, routed=away):
             raise ShimError("; ".join(str(problem) for problem in problems))
-        _refuse_taken(identity, host)
+        if not (away or home):
+            _refuse_taken(identity, host)
         netns = Netns.create(path)
         try:
             muted = mute.mute(netns)
-            applied = apply(identity, netns, host, adopt=False)
-            if muted:
+            # What its neighbours' MAC addresses are is another matter on another segment.
+            near = not (away or home)
+            applied = apply(identity, netns, host, adopt=False, neighbours=near, routed=away)
+            if muted and not away:
                 _put_in(identity, host)
         except BaseException:
             netns.remove()
@@ -105,18 +111,23 @@ def translate(entries: conntrack.Translations) -> None:
 class Plug:
     """A namespace that is about to be plugged in. Closing takes 10 ms and more: do it when it runs."""
 
-    def __init__(self, identity: Identity, path: Path) -> None:
-        """path: of the namespace. Raises NetworkError."""
+    def __init__(self, identity: Identity, path: Path, *, away: bool = False) -> None:
+        """path: of the namespace. away: as in `make`. Raises NetworkError."""
         self._identity = identity
+        self._away = away
         self._netns = Netns.open(path)
         self._muted = mute.is_muted(self._netns)
+        if away:
+            # Now rather than at the decision: nobody runs, and whoever is routed in there hears nothing.
+            with node() as host:
+                plug_routed(attach(self._netns, host), host, global_addresses(identity))
         self._announcer = Announcer(self._netns, global_addresses(identity))
 
     def put_in(self) -> None:
         """Let it hear and be heard, and tell everybody. Raises NetworkError."""
         if self._muted:
             mute.unmute(self._netns)
-        else:
+        elif not self._away:
             with node() as host:
                 _put_in(self._identity, host)
         self._announcer.send()
@@ -139,6 +150,34 @@ def unplug(identity: Identity) -> None:
         for link in identity.links:
             if link.host is not None and rtnl.link_named(ipr, link.host.name) is not None:
                 _each(ipr, link.host.name, None, {})
+
+
+def unroute(identity: Identity) -> None:
+    """Route to a container on this node no more, which is not its home. Idempotent. Raises NetworkError."""
+    ours = {one.ip for one in global_addresses(identity)}
+    try:
+        with node() as host, host.ipr() as ipr:
+            names = {one.header["index"]: str(one.attributes["IFLA_IFNAME"]) for one in rtnl.links(ipr)}
+            indexes = {name: index for index, name in names.items()}
+            for family in (AF_INET, AF_INET6):
+                for one in rtnl.routes(ipr, family):
+                    route = messages.route_from(one, names)
+                    if route is None or route.protocol != PROTOCOL:
+                        continue
+                    if route.destination.partition("/")[0] in ours:
+                        rtnl.change(ipr, "route", messages.route_to(route, indexes), "delete")
+    except OSError as error:
+        raise NetworkError(f"could not remove a route: {error.strerror}; look at `ip route`") from error
+
+
+def bridged(identity: Identity, home: Identity) -> Identity:
+    """The identity of a container that is away, with the bridges that it had at home."""
+    bridges = {link.name: link.host.bridge for link in home.links if link.host}
+    links = tuple(
+        replace(link, host=replace(link.host, bridge=bridges.get(link.name))) if link.host else link
+        for link in identity.links
+    )
+    return replace(identity, links=links)
 
 
 def _each(ipr: Any, end: str, bridge: str | None, port: dict[str, int]) -> None:

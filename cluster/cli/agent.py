@@ -28,6 +28,7 @@ def command(config_path: Path | None, stdio: bool) -> None:
       node = "node-a"
       listen = "10.0.0.1:7077"
       leases = "/var/lib/cni/networks/podnet"
+      via = ["10.0.0.1"]          # only where each node has a pod network of its own
       [tls]
       certificate = "/etc/torpor/node-a.pem"
       key = "/etc/torpor/node-a.key"

@@ -13,7 +13,7 @@ from tests.support.containers import CHECKOUT
 pytestmark = [pytest.mark.engine, pytest.mark.soak]
 
 
-@pytest.mark.parametrize("play", ["scenes", "decisions", "refusals", "ways", "guests"])
+@pytest.mark.parametrize("play", ["scenes", "decisions", "refusals", "ways", "guests", "routed"])
 def test_migrate(play: str) -> None:
     room.sweep()
     words = [

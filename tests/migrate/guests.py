@@ -23,6 +23,7 @@ from tests.support.cri import Container, Cri, Mount, Pod
 
 pytestmark = pytest.mark.engine
 
+SOAK = bool(os.environ.get("TORPOR_SOAK"))
 NAME = "web"
 NOTES = {"torpor.dev/restore-from": NAME, "torpor.dev/network": "keep"}
 ARGV = ("/beats", "/server", "1")
@@ -216,6 +217,7 @@ def test_what_cannot_be_restored_runs_on_where_it_was(kubelets: Kubelets) -> Non
     assert moving.settled() == "old"
 
 
+@pytest.mark.skipif(not SOAK, reason="long: see ./run soak")
 def test_nobody_makes_a_pod(kubelets: Kubelets) -> None:
     moving = Moving(kubelets)
     migrate = kubelets.migrate(moving.source)
@@ -224,7 +226,6 @@ def test_nobody_makes_a_pod(kubelets: Kubelets) -> None:
     assert moving.settled() == "old"
 
 
-SOAK = bool(os.environ.get("TORPOR_SOAK"))
 POINTS = [
     ("target", "after shim.promise:Promise.came"),
     ("source", "after cluster.departure:_Leaving._have_prepared"),
@@ -236,7 +237,8 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize(("side", "point"), POINTS if SOAK else POINTS[3:4])
+@pytest.mark.skipif(not SOAK, reason="long: see ./run soak")
+@pytest.mark.parametrize(("side", "point"), POINTS)
 def test_a_killed_agent(kubelets: Kubelets, side: str, point: str, tmp_path: Path) -> None:
     moving = Moving(kubelets)
     source, target = kubelets.place.agents

@@ -17,7 +17,7 @@ from typing import Any
 
 import trustme
 
-from tests.netlab.nodes import NETNS, POD_NETWORK, Lab, Node
+from tests.netlab.nodes import NETNS, POD_NETWORK, Kind, Lab, Node
 from tests.netlab.pods import Pod, build_server, new_pod
 from tests.netlab.traffic import Client, Tally
 from tests.support.containers import (
@@ -59,6 +59,7 @@ class Agent:
             f'root = "{node.runc.root}"',
             f'cgroup = "/{lab.tag}/{node.name}"',
             f'leases = "{node.leases_path / POD_NETWORK}"',
+            *([f'via = ["{node.address}", "{node.address6}"]'] if lab.kind == "routed" else []),
             "[tls]",
             f'certificate = "{self.path / "cert.pem"}"',
             f'key = "{self.path / "key.pem"}"',
@@ -155,8 +156,8 @@ def _rules() -> dict[str, str]:
 class Pair:
     """Two nodes and a client host, a container on the first, and what it says about where it runs."""
 
-    def __init__(self, path: Path) -> None:
-        self.lab = Lab("l2", path / "lab", n_nodes=2)
+    def __init__(self, path: Path, kind: Kind = "l2") -> None:
+        self.lab = Lab(kind, path / "lab", n_nodes=2)
         authority = trustme.CA()
         one, two = self.lab.nodes
         self.agents = [
@@ -330,8 +331,9 @@ class Pair:
 class Pairs:
     """One pair after the other: a new one where a test has not tidied up."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: Kind = "l2") -> None:
         self.path = path
+        self.kind: Kind = kind
         self._pair: Pair | None = None
         self._numbers = itertools.count()
 
@@ -341,7 +343,7 @@ class Pairs:
             self._pair.close()
             self._pair = None
         if self._pair is None:
-            self._pair = Pair(self.path / str(next(self._numbers)))
+            self._pair = Pair(self.path / str(next(self._numbers)), self.kind)
         return self._pair
 
     def __enter__(self) -> Pairs:

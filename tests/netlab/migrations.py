@@ -12,7 +12,7 @@ import trustme
 
 from tests.migrate.pair import PORT, Agent
 from tests.netlab import alone, redis, report
-from tests.netlab.nodes import NETNS, Lab
+from tests.netlab.nodes import NETNS, Kind, Lab
 from tests.netlab.pods import new_pod
 from tests.netlab.report import Row
 from tests.netlab.stage import Plan, Stage
@@ -24,12 +24,12 @@ MEASURED = "migrate-measured"
 
 
 class Agents:
-    """A stage on one segment whose nodes all have an agent; the container goes from node to node."""
+    """A stage whose nodes have agents; the container goes round them, on routed networks to and fro."""
 
     def __init__(self, place: Stage) -> None:
         self.place = place
         authority = trustme.CA()
-        nodes = place.lab.nodes
+        nodes = place.lab.nodes if place.lab.kind == "l2" else place.lab.nodes[:2]
         self.agents = [
             Agent(
                 node,
@@ -69,9 +69,9 @@ class Agents:
 
 
 @contextlib.contextmanager
-def agents(plan: Plan, name: str, lower: Path, argv: Sequence[str]) -> Generator[Agents]:
+def agents(plan: Plan, name: str, lower: Path, argv: Sequence[str], kind: Kind = "l2") -> Generator[Agents]:
     """A stage with agents in a directory of its own."""
-    place = Agents(Stage(Lab("l2", plan.root / name), lower, argv))
+    place = Agents(Stage(Lab(kind, plan.root / f"{name}-{kind}"), lower, argv))
     try:
         yield place
     finally:
@@ -80,29 +80,36 @@ def agents(plan: Plan, name: str, lower: Path, argv: Sequence[str]) -> Generator
 
 def in_a_row(plan: Plan) -> list[Row]:
     """Many migrations in a row under the same connections."""
-    with agents(plan, "migrate", plan.server, ("/bin/server", "1")) as moving:
+    return [_in_a_row(plan, kind) for kind in plan.networks]
+
+
+def _in_a_row(plan: Plan, kind: Kind) -> Row:
+    with agents(plan, "migrate", plan.server, ("/bin/server", "1"), kind) as moving:
         ips = moving.place.pod.ips
         client = moving.place.client([*mixed(ips), *both_ways(ips, plan.connections)])
         phases: list[dict[str, float]] = []
         for _ in range(plan.back_and_forth):
             phases.append(moving.migrate())
             client.goes_on()
-        row = Row(
+        return Row(
             scenario="migrate",
             name=f"torpor migrate, {plan.back_and_forth} in a row",
-            network="l2",
+            network=kind,
             moves=plan.back_and_forth,
             tally=client.stop(),
             phases_ms=report.medians(phases),
         )
-    return [row]
 
 
 def measured(plan: Plan) -> list[Row]:
     """Migrations beside CRIU alone, which dumps and restores a second container of the same size in place."""
+    return [row for kind in plan.networks for row in _measured(plan, kind)]
+
+
+def _measured(plan: Plan, kind: Kind) -> list[Row]:
     rows: list[Row] = []
     argv = ("/bin/server", str(plan.mebibytes))
-    with agents(plan, "migrate-measured", plan.server, argv) as moving:
+    with agents(plan, "migrate-measured", plan.server, argv, kind) as moving:
         place = moving.place
         containers, node = place.containers, place.node
         still = new_pod(node, "still")
@@ -114,11 +121,13 @@ def measured(plan: Plan) -> list[Row]:
             peer, output = alone.dump_and_restore(node, still_id, bundle)
             containers.outputs.append(output)
             client.goes_on()
-            rows.append(_row(ALONE, f"CRIU alone, same node, {plan.mebibytes} MiB", client.stop(), peer))
+            rows.append(
+                _row(ALONE, f"CRIU alone, same node, {plan.mebibytes} MiB", client.stop(), peer, kind)
+            )
             client = place.client(mixed(place.pod.ips))
             phases = moving.migrate()
             client.goes_on()
-            rows.append(_row(MEASURED, f"torpor migrate, {plan.mebibytes} MiB", client.stop(), phases))
+            rows.append(_row(MEASURED, f"torpor migrate, {plan.mebibytes} MiB", client.stop(), phases, kind))
     return rows
 
 
@@ -133,5 +142,5 @@ def redis_migrates(plan: Plan) -> list[Row]:
     ]
 
 
-def _row(scenario: str, name: str, tally: Tally, phases_ms: dict[str, float]) -> Row:
-    return Row(scenario=scenario, name=name, network="l2", tally=tally, phases_ms=phases_ms)
+def _row(scenario: str, name: str, tally: Tally, phases_ms: dict[str, float], kind: Kind = "l2") -> Row:
+    return Row(scenario=scenario, name=name, network=kind, tally=tally, phases_ms=phases_ms)

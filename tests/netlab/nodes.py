@@ -18,6 +18,7 @@ from tests.support.containers import PREFIX, Runc, command
 from tests.support.torpor import Torpor
 
 Kind = Literal["l2", "routed"]
+KINDS: tuple[Kind, ...] = ("l2", "routed")
 
 NETNS = Path("/run/netns")
 CLIENT = "client"

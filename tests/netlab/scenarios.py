@@ -9,12 +9,11 @@ from pathlib import Path
 
 from tests.netlab import alone, kubelet, migrations, redis, report
 from tests.netlab.moves import Mover
-from tests.netlab.nodes import Kind
+from tests.netlab.nodes import KINDS, Kind
 from tests.netlab.report import Figure, Row
 from tests.netlab.stage import Plan, Stage, stage
 from tests.netlab.traffic import Client, both_ways, mixed
 
-KINDS: tuple[Kind, ...] = ("l2", "routed")
 ALONE = "alone"
 MOVES = "moves"
 
@@ -120,6 +119,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         ("", ALONE, MOVES, "l2", 0.1),
         ("", ALONE, MOVES, "routed", 0.25),
         ("torpor migrate, ", migrations.ALONE, migrations.MEASURED, "l2", 0.1),
+        ("torpor migrate, ", migrations.ALONE, migrations.MEASURED, "routed", 0.25),
     ):
         peers = [sum(row.phases_ms.values()) for row in rows if (row.scenario, row.network) == (peer, kind)]
         moved = [row for row in rows if (row.scenario, row.network) == (scenario, kind)]
@@ -187,4 +187,5 @@ def short(root: Path, server: Path) -> Plan:
         back_and_forth=2,
         connections=20,
         kinds=1,
+        networks=("routed",),  # on one segment they have tests of their own
     )

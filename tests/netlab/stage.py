@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.netlab.nodes import Kind, Lab, Node
+from tests.netlab.nodes import KINDS, Kind, Lab, Node
 from tests.netlab.pods import Containers, Pod, netns_path, new_pod, sandbox_id
 from tests.netlab.traffic import Client
 
@@ -20,7 +20,7 @@ class Plan:
 
     asleep_s: how long a suspended pod sleeps. rounds: of what is measured. back_and_forth: migrations in a
     row. connections: at once, in the crowd. kinds: how many kinds of traffic a suspended pod is tried with.
-    mebibytes: of memory, of what is moved and measured.
+    mebibytes: of memory, of what is moved and measured. networks: those that `torpor migrate` is played on.
     """
 
     root: Path
@@ -31,6 +31,7 @@ class Plan:
     connections: int = 100
     mebibytes: int = 64
     kinds: int = 4
+    networks: tuple[Kind, ...] = KINDS
 
 
 class Stage:

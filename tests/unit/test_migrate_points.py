@@ -10,13 +10,17 @@ import pytest
 from cluster import messages
 from cluster.records import STEPS
 from engines.api import Phase, Verdict
+from tests.migrate import guests, routed
 from tests.migrate.failing import POINT
 from tests.migrate.points import ALL, SHORT
 
 WORDS = {*STEPS, *get_args(Verdict), *get_args(Phase), *(one.__name__ for one in get_args(messages.Said))}
 
 
-@pytest.mark.parametrize("point", [point for _, point in ALL])
+POINTS = [*ALL, *guests.POINTS, *routed.POINTS, *routed.BACK]
+
+
+@pytest.mark.parametrize("point", [point for _, point in POINTS])
 def test_a_point_names_what_there_is(point: str) -> None:
     match = POINT.fullmatch(point)
     assert match

@@ -1,0 +1,125 @@
+"""A container that has left the node whose pod network its addresses belong to, where networks are routed.
+
+Its home keeps its leases, sends on what still comes for it, and answers for it to its neighbours. It goes
+from home to another node and back, not on from there: only its home knows the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
+from cluster import wiring
+from cluster.here import Here
+from cluster.records import Record, all_of
+from netmig import identity as identities
+from netmig.apply import detour
+from netmig.claim import announce_on
+from netmig.identity import Address, Identity, global_addresses
+from netmig.journal import Journal
+from netmig.undo import undo_left
+from shim.errors import ShimError
+from shim.state import make_private
+
+_JOURNAL = "journal.jsonl"
+
+
+class Absent(msgspec.Struct, frozen=True, kw_only=True):
+    """What is away. peer: where. via: addresses of that node, by which others reach its pods."""
+
+    migration: str
+    owner: str
+    identity: bytes
+    peer: str
+    via: tuple[str, ...]
+    schema: int = 1
+
+
+class Absence:
+    """A container that is away from here, by the migration in which it left. All may be repeated."""
+
+    def __init__(self, here: Here, record: Record) -> None:
+        self.here, self.record = here, record
+        self.plan = record.plan(Absent)
+        self.identity = identities.decode(self.plan.identity)
+
+    @classmethod
+    def begin(cls, here: Here, absent: Absent) -> None:
+        """It runs elsewhere now: send on what comes for it. Raises NetworkError, ShimError, OSError."""
+        record = Record(here.config.away, absent.migration)
+        if not record.exists():
+            make_private(record.path)
+            record.make(absent)
+        cls(here, record).send_on()
+
+    def send_on(self) -> None:
+        """Route to it, and tell its neighbours. Raises NetworkError."""
+        path = self.record.path / _JOURNAL
+        journal = Journal.load(path) if path.exists() else Journal(path)
+        if journal is None:
+            return  # somebody is at it
+        with contextlib.closing(journal), wiring.node() as host:
+            for bridge, version, addresses in _groups(self.identity):
+                via = next((one for one in self.plan.via if (":" in one) == (version == 6)), None)
+                if via is not None:
+                    detour(host, addresses, via, bridge=bridge, journal=journal)
+                if bridge is not None:
+                    announce_on(host, bridge, [one.ip for one in addresses])
+
+    def come_home(self) -> None:
+        """Send nothing on any more. Raises NetworkError."""
+        path = self.record.path / _JOURNAL
+        if path.exists():
+            undo_left(path)
+
+    def end(self) -> None:
+        """It is not away any more; its leases stay. Raises NetworkError."""
+        self.come_home()
+        self.record.remove()
+
+
+def absences(here: Here) -> Iterator[Absence]:
+    """All containers that are away from here. Raises ShimError."""
+    for record in all_of(here.config.away):
+        if record.exists():
+            yield Absence(here, record)
+
+
+def absence_of(here: Here, owner: str) -> Absence | None:
+    """The absence of the container whose leases are an owner's; None if it is not away."""
+    return next((one for one in absences(here) if one.plan.owner == owner), None)
+
+
+def give_back(here: Here, identity: Identity, owner: str) -> None:
+    """Release a container's addresses, unless it is only away. Raises NetworkError, ShimError."""
+    if absence_of(here, owner) is None:
+        here.give_back(identity, owner)
+
+
+def missing(identity: Identity, via: tuple[str, ...]) -> str:
+    """The family of the pod's for which a node names no address; "" if there is none."""
+    named = {6 if ":" in one else 4 for one in via}
+    lacking = sorted({one.version for one in global_addresses(identity)} - named)
+    return f"IPv{lacking[0]}" if lacking else ""
+
+
+def check_way(here: Here, *, routed: bool) -> None:
+    """Raises ShimError unless both nodes say the same of their pods' network."""
+    if routed != bool(here.config.via):
+        mine, theirs = ("has", "has not") if here.config.via else ("has not", "has")
+        raise ShimError(
+            f"its agent.toml {mine} `via` and the other one's {theirs}: either each node has a pod network "
+            "of its own, to which others route, or none"
+        )
+
+
+def _groups(identity: Identity) -> Iterator[tuple[str | None, int, list[Address]]]:
+    """The addresses by bridge and family."""
+    bridges = {link.name: link.host.bridge if link.host else None for link in identity.links}
+    groups: dict[tuple[str | None, int], list[Address]] = {}
+    for one in global_addresses(identity):
+        groups.setdefault((bridges.get(one.ifname), one.version), []).append(one)
+    for (bridge, version), addresses in groups.items():
+        yield bridge, version, addresses
