@@ -160,7 +160,7 @@ def test_a_call_that_was_killed_is_taken_back(place: Place, last: str) -> None:
         as_before(place)
 
 
-@pytest.mark.parametrize("last", ["lease", "enter", "lock", "apply", "take", "open", "fail"])
+@pytest.mark.parametrize("last", ["lease", "apply", "open", "fail"])
 def test_leases_are_given_back(place: Place, last: str) -> None:
     """One address waited for the image, the other one was nobody's."""
     store = asleep(place)
