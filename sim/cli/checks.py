@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of public traces; TORPOR_TRACES if not given.",
 )
-def validate_command(folder: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def validate_command(folder: Path | None, as_json: bool) -> None:
     """Hold the simulator against theory, papers and traces, line by line.
 
     Exit status: 0 if every line passed, 1 if one failed, 3 if none failed but some could not be checked.
@@ -33,9 +37,13 @@ def validate_command(folder: Path | None) -> None:
     from sim.validate import check, status
 
     screen = console()
-    checked = list(check(folder))
-    screen.print(_table(checked))
+    with screen.status("checking") if screen.is_terminal and not as_json else contextlib.nullcontext():
+        checked = list(check(folder))
     verdicts: Counter[Verdict] = Counter(line.verdict for line in checked)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "lines": [asdict(line) for line in checked]}, indent=2))
+        raise SystemExit(status(verdicts))
+    screen.print(_table(checked))
     for why, count in Counter(line.why for line in checked if line.why).items():
         screen.print(f"not checked, {count} lines: {why}", soft_wrap=True, highlight=False)
     parts = [f"{verdicts['pass']} passed", f"{verdicts['fail']} failed"]
@@ -78,9 +86,14 @@ def trace() -> None:
     default="available",
     help="What 1 stands for in a file of 0 and 1 that does not say it.",
 )
-def inspect_command(file: Path, one_is: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def inspect_command(file: Path, one_is: Any, as_json: bool) -> None:
     """Counts, rates, fits, gaps and polarity of a trace file; its kind is found from its content."""
+    found = inspect(file, one_is)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "figures": dict(found)}, indent=2))
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for label, value in inspect(file, one_is):
+    for label, value in found:
         table.add_row(label, value)
     console().print(table)

@@ -395,9 +395,15 @@ def calibrate_command(timings: tuple[Path, ...], path: Path, as_json: bool) -> N
 
 
 @click.command("policies")
-def policies_command() -> None:
+@_JSON
+def policies_command(as_json: bool) -> None:
     """List the policies that a study can name, with their options; those of other packages, too."""
     from sim.policies import registry
+
+    if as_json:
+        every = [asdict(registry.describe(name)) for name in registry.names()]
+        click.echo(json.dumps({"schema": 1, "policies": every}, indent=2, default=str))
+        return
 
     table = Table(box=None, pad_edge=False)
     for heading in ("POLICY", "FOR", "OPTIONS", "WHAT IT DOES"):

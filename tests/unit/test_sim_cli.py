@@ -17,9 +17,10 @@ from click.testing import CliRunner, Result
 from engines.api import DumpStats
 from shim.cli.main import main
 from shim.timing import Timings, encode
-from sim import plots, study
+from sim import plots, study, validate
 from sim.errors import SimError
 from sim.policies import registry
+from sim.traces import synthetic
 from tests.support.traces import trace
 
 STUDY = """
@@ -273,6 +274,20 @@ def test_policies_are_listed_with_their_options() -> None:
     assert re.search(r"^periodic +job queue +interval +Takes a checkpoint after every", said, re.M)
     assert re.search(r"^hot-spares +job +base\? interval\? +Puts", said, re.M)
     assert {line.split()[0] for line in said.splitlines()[1:]} == set(registry.names())
+
+
+def test_lists_for_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = json.loads(good("policies", "--json"))["policies"]
+    assert [one["name"] for one in listed] == registry.names()
+    lines = [row for row in validate.table() if row.row.startswith(("V01", "V40"))]
+    monkeypatch.setattr("sim.validate.table", lambda: lines)
+    done = torpor("validate", "--json")
+    assert done.exit_code == 3
+    verdicts = {line["row"]["row"]: line["verdict"] for line in json.loads(done.output)["lines"]}
+    assert verdicts == {"V01.formula": "pass", "V01.paper": "pass", "V40.availability": "no trace"}
+    events = tmp_path / "faults.json"
+    events.write_text(json.dumps(synthetic.fault_events(20, 100, 0.01, 2, 1)))
+    assert json.loads(good("trace", "inspect", events, "--json"))["figures"]["kind"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
