@@ -9,8 +9,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from shim import shape
 from shim.errors import ShimError
 
 CONFIG = "config.json"
@@ -32,23 +33,21 @@ class RuntimeState:
 
 
 def read_spec(bundle_path: Path) -> Spec:
-    """The spec of a bundle. Raises ShimError if there is none or it is no JSON object."""
+    """The spec of a bundle, without its nulls.
+
+    Raises ShimError if there is none, or it is not of the shape that the standard asks for.
+    """
     path = bundle_path / CONFIG
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise ShimError(f"could not read {path}: {error.strerror}; is this a bundle?") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShimError(f"could not read {path}: it is not JSON ({error})") from None
-    if not isinstance(document, dict):
-        raise ShimError(f"could not read {path}: it holds no JSON object")
-    spec = cast("Spec", document)
-    for key in ("root", "process", "linux", "annotations"):
-        if not isinstance(spec.get(key) or {}, dict):
-            raise ShimError(f"could not read {path}: '{key}' must be a JSON object")
-    if not isinstance(spec.get("mounts") or [], list):
-        raise ShimError(f"could not read {path}: 'mounts' must be a JSON array")
-    return spec
+    try:
+        return shape.checked(document)
+    except ValueError as error:
+        raise ShimError(f"could not read {path}: {error}; correct the bundle") from None
 
 
 def write_spec(bundle_path: Path, spec: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from compat.probes.base import System
 from compat.profile import Profile
 from compat.rules.case import Origin, part
 from engines.api import Finding, ImageCorrupt, Needs
-from shim import admission, bundle
+from shim import admission, bundle, shape
 from shim.checkpointable import without_io_uring
 from shim.config import Config
 from shim.images import layout
@@ -82,16 +82,13 @@ def image_ref(spec: Mapping[str, Any]) -> str:
 
 def _dump_spec(image: Image, spec: Mapping[str, Any] | None) -> dict[str, Any] | None:
     try:
-        found: Any = json.loads(read_plain(image.path, layout.SPEC_DUMP, MAX_DOCUMENT_BYTES))
+        dumped = shape.checked(json.loads(read_plain(image.path, layout.SPEC_DUMP, MAX_DOCUMENT_BYTES)))
     except FileNotFoundError:
         return None  # some archives carry none
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ImageCorrupt(
             f"could not read spec.dump of image '{image.reference}': {error}; import the image again"
         ) from error
-    if not isinstance(found, dict):
-        return None
-    dumped: dict[str, Any] = found  # pyright: ignore[reportUnknownVariableType]
     if spec is None:
         return dumped
     # The rule against io_uring only takes away, and is no edit of anybody's.
