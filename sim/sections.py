@@ -205,9 +205,11 @@ def _trace(section: Section, cluster: Cluster) -> TraceFailures:
         section.fail(
             "start", f"is {start_s / DAY_S:g} days, past the end of the trace ({span_s / DAY_S:g} days)"
         )
+    # Where a node has two faults at once it is down until both are over.
+    down = sorted((start_d, end_d, numbers[node]) for node, start_d, end_d in faults.down(found))
     return TraceFailures(
         str(path),
-        tuple((f.start_d * DAY_S, (f.end_d - f.start_d) * DAY_S, numbers[f.node]) for f in found),
+        tuple((start_d * DAY_S, (end_d - start_d) * DAY_S, node) for start_d, end_d, node in down),
         span_s,
         start_s,
         offset_s,

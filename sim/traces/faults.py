@@ -80,6 +80,17 @@ def span_d(faults: Sequence[Fault]) -> float:
     return max(fault.end_d for fault in faults)
 
 
+def down(faults: Sequence[Fault]) -> list[tuple[str, float, float]]:
+    """When each node is down, in days: faults that overlap are one time."""
+    found: list[tuple[str, float, float]] = []
+    for fault in sorted(faults, key=lambda fault: (fault.node, fault.start_d)):
+        if found and found[-1][0] == fault.node and fault.start_d <= found[-1][2]:
+            found[-1] = (fault.node, found[-1][1], max(found[-1][2], fault.end_d))
+        else:
+            found.append((fault.node, fault.start_d, fault.end_d))
+    return found
+
+
 def faulty(faults: Sequence[Fault]) -> Faulty:
     """How many nodes are faulty at once, from day 0 to the last event."""
     marks: list[tuple[float, int]] = []

@@ -303,6 +303,18 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         instead(spot={**SPOT, "spot_price": "3", "regions": [REGION]}),
         r"spot.spot_price is '3'; .*like \$3.06/h",
     ),
+    "reversed polarity": (
+        instead(spot={**SPOT, "trace": "reversed.json"}),
+        "spot.trace cannot be used.*polarity is '0 = AVAILABLE'",
+    ),
+    "a trace that runs backwards": (
+        put("failures")([{"kind": "trace", "path": "backwards.json"}]),
+        r"failures\[0\].path is wrong.*ends a fault before it began",
+    ),
+    "a fault without an end": (
+        put("failures")([{"kind": "trace", "path": "open.json"}]),
+        r"failures\[0\].path is wrong.*1 faults have no end",
+    ),
     "polarity that is not told": (
         instead(spot={**SPOT, "trace": "unsaid.json"}),
         "spot.trace cannot be used.*polarity",
@@ -327,6 +339,9 @@ def folder(tmp_path: Path) -> Path:
         "faults.json": events,
         "empty.json": [],
         "zones.json": {"meta": {**meta, "polarity": "1 = AVAILABLE"}, "zones": zones},
+        "reversed.json": {"meta": {**meta, "polarity": "0 = AVAILABLE"}, "zones": zones},
+        "backwards.json": [{**events[0], "event_time": 9.0}, {**events[0], "event_type": "fault_end"}],
+        "open.json": events[:1],
         "unsaid.json": {"meta": {**meta, "polarity": "unknown"}, "zones": zones},
     }.items():
         (tmp_path / name).write_text(json.dumps(document))

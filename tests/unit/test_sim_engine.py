@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sim import study
 from sim.config import (
     Cluster,
     Config,
@@ -25,7 +26,8 @@ from sim.config import (
     TraceFailures,
     Training,
 )
-from sim.engine import gang, hardware, simulate, training
+from sim.engine import gang, hardware, training
+from sim.engine.dispatch import simulate
 from sim.engine.hardware import Announcement, Incident
 from sim.errors import SimError
 from sim.laws import Constant, Exponential, Fixed, Weibull
@@ -42,6 +44,8 @@ from sim.policies.base import (
 )  # fmt: skip
 from sim.streams import Streams
 from sim.study import Cell
+from sim.traces import faults
+from tests.support.traces import trace
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DAY = 86400.0
@@ -455,3 +459,23 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed() -> None:
     }  # fmt: skip
     assert len(said) == 1
     assert "migrations': 0.0" not in said.pop()
+
+
+def test_the_public_trace_has_as_many_nodes_down_as_it_says(tmp_path: Path) -> None:
+    path = trace("infinitehbd/fault_trace.json")
+    span_d = faults.span_d(faults.load(path))
+    (tmp_path / "study.yaml").write_text(f"""
+schema: 1
+study: {{name: replay, horizon: {span_d!r}d}}
+cluster: {{nodes: 350, spares: 50}}
+failures: [{{kind: trace, path: {path}}}]
+job: {{}}
+costs: {{stall: 30s}}
+policies: [{{name: periodic, interval: 1h}}]
+""")
+    (cell,) = study.load(tmp_path / "study.yaml").cells
+    seen = simulate(cell, 0)
+    expected = faults.faulty(faults.load(path))
+    assert seen.metrics["nodes_down"] == pytest.approx(expected.mean, rel=1e-6)
+    assert seen.metrics["most_nodes_down"] == expected.most
+    assert spent(seen).get("waiting") is None
