@@ -306,3 +306,49 @@ def preemptive_mm1(rates: Sequence[float], service: float) -> tuple[float, ...]:
             raise SimError(f"could not compute a queue: its load is {load:g}; it must be below 1")
         times.append(1 / service / (1 - above) + arrived / service**2 / ((1 - above) * (1 - load)))
     return tuple(times)
+
+
+def just_in_time_ettr(mtbf: float, down: float, step: float = 0.0) -> float:
+    """Share of time whose work is kept when survivors save after each failure: `e^(-down/M) (1 - step/(2M))`.
+
+    The mechanism of Gupta et al., EuroSys 2024; the form is that of a renewal process. Each failure costs
+    half a step of work on average, and `down`: detection, saving and restart, which begin anew when the next
+    failure strikes within them. It does not depend on what a checkpoint costs, so it beats periodic ones
+    (`exponential_ettr` at `exact_interval`) from some size of the job on.
+    """
+    _positive(mtbf=mtbf)
+    _not_negative(down=down, step=step)
+    return math.exp(-down / mtbf) * (1 - step / (2 * mtbf))
+
+
+@dataclass(frozen=True)
+class Precopy:
+    """A migration in rounds: bytes moved in all, time in all, and the time that work stands still."""
+
+    moved: float
+    total: float
+    downtime: float
+
+
+def precopy(size: float, bandwidth: float, dirtied: float, rounds: int) -> Precopy:
+    """Moving memory in rounds while work goes on: `V (1 - r^(n + 1)) / (1 - r)` bytes, downtime `V/B r^n`.
+
+    Each of n rounds moves what was dirtied during the one before, and a last one stops the work; with r =
+    dirtied / bandwidth (Clark et al., NSDI 2005; the geometric series is elementary).
+
+    Args:
+        size: bytes of memory.
+        bandwidth: bytes a unit of time.
+        dirtied: bytes that work changes in a unit of time, no byte twice in a round.
+        rounds: before work stops; 0 is a plain move.
+
+    """
+    _positive(size=size, bandwidth=bandwidth)
+    _not_negative(dirtied=dirtied)
+    if rounds < 0:
+        raise SimError(f"could not compute a migration: rounds is {rounds}; it must be 0 or more")
+    moved = last = size
+    for _ in range(rounds):
+        last *= dirtied / bandwidth
+        moved += last
+    return Precopy(moved, moved / bandwidth, last / bandwidth)

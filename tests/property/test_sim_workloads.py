@@ -28,14 +28,17 @@ from sim.config import (
     SpotWork,
     Storage,
     TraceFailures,
+    Training,
 )  # fmt: skip
 from sim.engine import inference, queue, spotjob
+from sim.engine.dispatch import simulate
 from sim.errors import SimError
 from sim.laws import Constant, Exponential, Fixed, Lognormal
 from sim.ledger import Outcome
 from sim.policies import registry
 from sim.policies.base import Action, Event, State, UseSpare
 from sim.streams import Streams
+from sim.study import Cell
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -417,3 +420,23 @@ def test_each_replication_is_a_window_and_alone_a_policy_is_in_every_zone() -> N
         whole(out)
     with pytest.raises(SimError, match="there are 2 windows of capacity; set study"):
         play(base, "up-failover", 2)
+
+
+# Training, against a closed form of its own
+
+
+def test_saving_after_failures_keeps_the_share_of_theory() -> None:
+    mtbf_s = 6000.0
+    gang = Config(
+        Cluster(8),
+        Training(8, replicas=8, step_s=8.0),
+        PolicySpec("just-in-time"),
+        failures=(NodeFailures(Exponential(8 * mtbf_s)),),
+        storage=(Storage("remote", stall=Constant(30.0)),),
+        costs=Costs(detection=Constant(20.0), jit_save=Constant(15.0), restart=Constant(300.0)),
+        horizon_s=1000 * mtbf_s,
+    )
+    seen = [simulate(Cell("gang", {}, gang), replication).metrics["ettr"] for replication in range(10)]
+    error = statistics.stdev(seen) / math.sqrt(len(seen))
+    assert error < 1e-3
+    assert abs(statistics.fmean(seen) - theory.just_in_time_ettr(mtbf_s, 335.0, 8.0)) < 3.5 * error
