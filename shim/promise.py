@@ -34,6 +34,7 @@ PATIENCE_S = 100.0
 """How long a caller is kept waiting, at `create` and at `start`; the kubelet gives a runtime 120 s."""
 
 _LOOK_S = 0.01
+_BUSY_S = 0.5  # longer than anybody only looks
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ class Promise:
     @contextlib.contextmanager
     def awaited(self, who: Waiting) -> Generator[None]:
         """Wait until the image is there, and restore it in the body. Raises Busy, CalledOff."""
-        with self._locked() as ours:
+        with self._locked(wait_s=_BUSY_S) as ours:
             if not ours:
                 raise Busy(
                     f"could not create container '{who.container_id}': another one waits for image "
@@ -147,20 +148,25 @@ class Promise:
     # --- files -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _locked(self) -> Generator[bool]:
-        """Hold the lock in the body; False if somebody else does, or there is no promise."""
+    def _locked(self, *, wait_s: float = 0.0) -> Generator[bool]:
+        """Hold the lock in the body; False if somebody else does for so long, or there is no promise."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             descriptor = os.open(self.path / "lock", flags, 0o600)
         except FileNotFoundError:
             yield False
             return
+        deadline = time.monotonic() + wait_s
+        ours = False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = True
-        except BlockingIOError:
-            ours = False
-        try:
+            while not ours:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    ours = True
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        break
+                    time.sleep(_LOOK_S)
             yield ours
         finally:
             os.close(descriptor)

@@ -72,6 +72,25 @@ def test_one_waits_and_says_why_it_failed(promise: Promise) -> None:
         assert promise.failure() == ""
 
 
+def test_who_only_looks_keeps_nobody_away(promise: Promise) -> None:
+    promise.came("sha256:00")
+    enough = threading.Event()
+
+    def look() -> None:
+        while not enough.is_set():
+            promise.waiting()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(20):
+            with promise.awaited(WHO):
+                pass
+    finally:
+        enough.set()
+        thread.join()
+
+
 def test_a_name_is_promised_once(promise: Promise) -> None:
     with pytest.raises(ShimError, match="on its way here already"):
         promise.make("main")
