@@ -9,7 +9,7 @@ import numpy as np
 
 from sim import theory
 from sim.config import Cluster, Config, Costs, NodeFailures, PolicySpec, Storage, TraceFailures, Training
-from sim.engine import simulate
+from sim.engine.dispatch import simulate
 from sim.laws import Constant, Exponential, Law, Weibull
 from sim.ledger import Outcome
 from sim.renewal import Estimate, Job, estimate

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sim import engine, results
+from sim import results
 from sim.config import Inference, Queue, SpotWork, Training
+from sim.engine import dispatch
 from sim.errors import SimError
 from sim.probe import opening
 from sim.results import Results
@@ -84,7 +85,7 @@ def _compute(task: _Task) -> tuple[_Task, results.Cell, bytes]:
     found = results.Cell(task.cell.name, str(task.cell.params["policy"]), dict(task.cell.params))
     for replication in range(task.start, task.stop):
         timeline = task.timeline and replication == 0
-        found.add(engine.simulate(task.cell, replication, timeline=timeline), replication)
+        found.add(dispatch.simulate(task.cell, replication, timeline=timeline), replication)
     return task, found, results.part_bytes(task.sha256, found, task.start)
 
 

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "net": ("shim.cli.net", "Look at pods' addresses, keep them, and clean up after killed calls."),
     "ps": ("shim.cli.ps", "List the containers that torpor knows."),
     "restore": ("shim.cli.restore", "Wake a container up from an image."),
-    "sim": ("sim.cli", "Simulate clusters: what a fault-tolerance policy is worth there."),
+    "sim": ("sim.cli.main", "Simulate clusters: what a fault-tolerance policy is worth there."),
     "toolchain": ("shim.cli.toolchain", "Install CRIU, runc and the other tools."),
 }
 """Command name to its module, whose `command` it is, and a summary, so that help imports none of them.

@@ -9,7 +9,7 @@ import numpy as np
 
 from sim import renewal, theory
 from sim.config import Cluster, Config, Costs, Maintenance, NodeFailures, PolicySpec, Storage, Training
-from sim.engine import simulate
+from sim.engine.dispatch import simulate
 from sim.laws import Constant, Exponential, Fixed, Lognormal
 from sim.study import Cell
 from tests.perf.figures import Figure, Series, in_turns

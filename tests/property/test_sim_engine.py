@@ -27,8 +27,9 @@ from sim.config import (
     TraceFailures,
     Training,
 )
-from sim.engine import hardware, simulate
+from sim.engine import hardware
 from sim.engine.clock import Clock
+from sim.engine.dispatch import simulate
 from sim.engine.link import Link
 from sim.laws import Constant, Exponential, Fixed, Law, Lognormal, Quantiles, Weibull
 from sim.ledger import Outcome

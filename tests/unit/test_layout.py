@@ -36,6 +36,7 @@ def test_a_wheel_carries_our_packages_and_their_files_only(tmp_path: Path) -> No
     assert "shim/toolchain/toolchain.lock" in names
     assert "shim/conformance/report.css" in names
     assert "sim/data/validation.csv" in names
+    assert "sim/examples/llama3.yaml" in names
     assert "engines/workloads/programs/counter.py" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert not [name for name in names if name.endswith((".pyc", ".orig", ".rej"))]

@@ -304,9 +304,9 @@ def test_an_example_is_a_study_that_runs(name: str, tmp_path: Path, monkeypatch:
             monkeypatch.setenv("TORPOR_TRACES", folder)
         trace(found[1])
     loaded = study.load(path)
-    from sim import engine
+    from sim.engine.dispatch import simulate
 
-    outcome = engine.simulate(loaded.cells[-1], 0)
+    outcome = simulate(loaded.cells[-1], 0)
     assert outcome.metrics["wall_s"] > 0
 
 

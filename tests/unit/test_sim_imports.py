@@ -12,7 +12,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def test_policies_traces_and_the_command_load_without_numpy() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None\n"
-        "import sim.cli, sim.replay, sim.spot, sim.theory, sim.traces.inspect, sim.traces.synthetic\n"
+        "import sim.cli.main, sim.replay, sim.spot, sim.theory, sim.traces.inspect, sim.traces.synthetic\n"
         "import sim.policies.base, sim.policies.interval, sim.policies.spot\n"
     )
     done = subprocess.run(

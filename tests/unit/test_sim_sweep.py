@@ -13,8 +13,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from sim import engine, results, sweep
+from sim import results, sweep
 from sim.config import Cluster, Config, PolicySpec, Replications, Training
+from sim.engine import dispatch
 from sim.errors import SimError
 from sim.ledger import Outcome, Span
 from sim.study import Cell, Study
@@ -44,7 +45,7 @@ class Fake:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, dies_after: int | None = None) -> None:
         self.calls: list[tuple[str, int]] = []
         self.dies_after = dies_after
-        monkeypatch.setattr(engine, "simulate", self)
+        monkeypatch.setattr(dispatch, "simulate", self)
 
     def __call__(self, cell: Cell, replication: int, *, timeline: bool = False) -> Outcome:
         if self.dies_after is not None and len(self.calls) >= self.dies_after:
@@ -202,6 +203,6 @@ def test_a_study_whose_runs_lack_what_it_is_judged_by(monkeypatch: pytest.Monkey
         outcome = fake(cell, replication)
         return dataclasses.replace(outcome, metrics={"wall_s": 1000.0})
 
-    monkeypatch.setattr(engine, "simulate", without)
+    monkeypatch.setattr(dispatch, "simulate", without)
     with pytest.raises(SimError, match="its runs have no ettr"):
         sweep.run(study({"a": 0.01}, RULE))
