@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -74,21 +76,11 @@ def test_one_waits_and_says_why_it_failed(promise: Promise) -> None:
 
 def test_who_only_looks_keeps_nobody_away(promise: Promise) -> None:
     promise.came("sha256:00")
-    enough = threading.Event()
-
-    def look() -> None:
-        while not enough.is_set():
-            promise.waiting()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        for _ in range(20):
-            with promise.awaited(WHO):
-                pass
-    finally:
-        enough.set()
-        thread.join()
+    descriptor = os.open(promise.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as a look does, for a moment
+    later(lambda: os.close(descriptor))
+    with promise.awaited(WHO):
+        pass
 
 
 def test_a_name_is_promised_once(promise: Promise) -> None:
