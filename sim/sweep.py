@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import json
+import math
 import platform
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,8 +175,10 @@ def _round(
     for index, (cell, have) in enumerate(zip(study.cells, found, strict=True)):
         rule = cell.config.replications
         values = have.values.get(metric, [])
-        if have.replications and not values:
-            raise SimError(f"could not judge {cell.name}: its runs have no {metric}")
+        if have.replications and (not values or any(map(math.isnan, values))):
+            raise SimError(
+                f"could not judge {cell.name}: a run has no {metric}; give it more time, or work that gets done"
+            )
         target = wanted(values, rule.rel_half_width, rule.least, rule.most)
         for start in range(have.replications, target, BLOCK):
             tasks.append(_Task(index, cell, start, min(start + BLOCK, target), sha256, timeline))

@@ -204,5 +204,5 @@ def test_a_study_whose_runs_lack_what_it_is_judged_by(monkeypatch: pytest.Monkey
         return dataclasses.replace(outcome, metrics={"wall_s": 1000.0})
 
     monkeypatch.setattr(dispatch, "simulate", without)
-    with pytest.raises(SimError, match="its runs have no ettr"):
+    with pytest.raises(SimError, match="a run has no ettr"):
         sweep.run(study({"a": 0.01}, RULE))
