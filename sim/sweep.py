@@ -177,7 +177,7 @@ def _round(
         values = have.values.get(metric, [])
         if have.replications and (not values or any(map(math.isnan, values))):
             raise SimError(
-                f"could not judge {cell.name}: a run has no {metric}; give it more time, or work that gets done"
+                f"could not judge {cell.name}: a run has no {metric}; give it a longer horizon"
             )
         target = wanted(values, rule.rel_half_width, rule.least, rule.most)
         for start in range(have.replications, target, BLOCK):
