@@ -9,6 +9,7 @@ disk.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -17,14 +18,19 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import IO
 
 from cluster import away, settle, transport
 from cluster.channel import Channel, Lost
 from cluster.here import Here
 from cluster.serve import serve
-from shim.errors import ShimError
+from shim.errors import ShimError, UsageError
+from shim.state import make_private
 
 _TICK_S = 0.5
+_AGAIN_S = 60.0  # a trouble that lasts is told again
+_N_STRANGERS = 32
+"""Connections at once of those who have not proved yet who they are."""
 
 
 def stdio(here: Here) -> None:
@@ -44,28 +50,99 @@ def stdio(here: Here) -> None:
 def run(here: Here) -> None:
     """Listen and settle until a signal ends it. Raises ShimError."""
     signal.signal(signal.SIGTERM, _end)
-    _send_on(here)
-    server = _listen(here)
-    children: dict[int, str] = {}
-    try:
-        while True:
-            while children:
+    with _alone(here), contextlib.ExitStack() as stack:
+        _send_on(here)
+        server = _listen(here)
+        if server is not None:
+            stack.enter_context(server)
+            _say(f"node '{here.config.node}' listens at {here.config.listen}")
+        listener = _Listener(here, server)
+        said_at: dict[str, float] = {}
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                for trouble in listener.round():
+                    now = time.monotonic()
+                    if now - said_at.get(trouble, -_AGAIN_S) >= _AGAIN_S:
+                        _say(f"{trouble}; it is tried again")
+                        said_at[trouble] = now
+
+
+class _Listener:
+    """The parent of all: takes connections, and has what was cut short settled."""
+
+    def __init__(self, here: Here, server: socket.socket | None) -> None:
+        self._here = here
+        self._server = server
+        self._children: dict[int, str] = {}
+        self._strangers: dict[int, int] = {}  # what ends when a peer has proved who it is, and the child
+
+    def round(self) -> list[str]:
+        """Wait for a tick or a connection, and do what there is to be done; what stood against it.
+
+        Nothing of the node's may end the agent: a full table of processes or files, or a damaged directory.
+        """
+        troubles: list[str] = []
+        try:
+            while self._children:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     break
-                children.pop(pid, None)
-            ready, _, _ = select.select([server] if server else [], [], [], _TICK_S)
-            if ready and server:
-                connection, _ = server.accept()
-                with connection:
-                    children[_fork(partial(_answer, here, connection))] = "peer"
-            if "settler" not in children.values() and any(settle.unfinished(here)):
-                children[_fork(partial(_settle, here))] = "settler"
-    except KeyboardInterrupt:
-        return
-    finally:
-        if server:
-            server.close()
+                self._children.pop(pid, None)
+            servers = [self._server] if self._server else []
+            ready, _, _ = select.select([*servers, *self._strangers], [], [], _TICK_S)
+            for known in self._strangers.keys() & ready:
+                del self._strangers[known]
+                os.close(known)
+            for server in servers:
+                if server in ready:
+                    self._take(server)
+            idle = "settler" not in self._children.values()
+            if idle and list(settle.unfinished(self._here, troubles)):
+                self._children[_fork(partial(_settle, self._here))] = "settler"
+        except OSError as error:
+            troubles.append(settle.told(error))
+            time.sleep(_TICK_S)
+        return troubles
+
+    def _take(self, server: socket.socket) -> None:
+        connection, address = server.accept()
+        with connection:
+            ours, theirs = os.pipe()
+            try:
+                pid = _fork(partial(_answer, self._here, connection, str(address[0]), theirs))
+            except OSError:
+                os.close(ours)
+                raise
+            finally:
+                os.close(theirs)
+        self._children[pid] = "peer"
+        self._strangers[ours] = pid
+        if len(self._strangers) > _N_STRANGERS:
+            oldest = next(iter(self._strangers))
+            if (pid := self._strangers.pop(oldest)) in self._children:
+                os.kill(pid, signal.SIGKILL)  # it has done nothing yet
+                _say(f"more than {_N_STRANGERS} wait to say who they are: hung up on the first of them")
+            os.close(oldest)
+
+
+def _alone(here: Here) -> IO[str]:
+    """Be the only agent with this state, as long as what is returned is open. Raises UsageError."""
+    path = here.config.state
+    try:
+        make_private(path)
+        lock = (path / "agent.lock").open("a")
+        # Not flock: the children would keep that if we are killed, and our successor could not start.
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"could not start the agent: another one works in {path}; end it, or name another `state` in "
+            "agent.toml"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"could not start the agent: {settle.told(error)}, or name another `state` in agent.toml"
+        ) from error
+    return lock
 
 
 def _send_on(here: Here) -> None:
@@ -74,13 +151,15 @@ def _send_on(here: Here) -> None:
         for absence in away.absences(here):
             absence.send_on()
     except settle.Failures as error:
-        print(f"torpor agent: {error}", file=sys.stderr, flush=True)
+        _say(settle.told(error))
 
 
 def _listen(here: Here) -> socket.socket | None:
     if not here.config.listen:
         return None
-    transport.context(here.config, server=True)  # said now rather than to the first who comes
+    transport.check_own(here.config)  # said now rather than to the first who comes
+    if here.config.tls and here.config.tls.key.stat().st_mode & 0o007:
+        _say(f"{here.config.tls.key} is readable by all, and whoever has it is this node; chmod 600 it")
     host, port = transport.split(here.config.listen)
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -90,14 +169,24 @@ def _listen(here: Here) -> socket.socket | None:
         ) from error
 
 
-def _answer(here: Here, connection: socket.socket) -> None:
-    serve(here, transport.accept(here.config, connection.dup()), trusted=False)
+def _answer(here: Here, connection: socket.socket, host: str, proved: int) -> None:
+    try:
+        channel = transport.accept(here.config, connection.dup())
+    except Lost as error:
+        _say(f"{host}: {error}")
+        return
+    os.close(proved)
+    serve(here, channel, trusted=False)
 
 
 def _settle(here: Here) -> None:
     for problem in settle.settle_all(here):
-        print(f"torpor agent: {problem}", file=sys.stderr, flush=True)
+        _say(problem)
         time.sleep(_TICK_S)
+
+
+def _say(words: str) -> None:
+    print(f"torpor agent: {words}", file=sys.stderr, flush=True)
 
 
 def _fork(work: Callable[[], None]) -> int:
@@ -112,7 +201,7 @@ def _fork(work: Callable[[], None]) -> int:
     except Lost:
         status = 0
     except BaseException as error:
-        print(f"torpor agent: {error}", file=sys.stderr, flush=True)
+        _say(settle.told(error) if isinstance(error, Exception) else str(error))
     finally:
         os._exit(status)
 

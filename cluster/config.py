@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,6 +91,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return HostLocal(store.name, store.parent)
 
 
+def split(address: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT"; a host with colons stands in brackets. Raises UsageError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"could not use the address '{address}': write HOST:PORT, the port from 1 to 65535")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def find(given: Path | None) -> Path:
     """The file that is meant: the one given, the one that TORPOR_AGENT names, or the system's."""
     return given or Path(os.environ.get(VARIABLE) or DEFAULT)
@@ -113,6 +122,13 @@ def load(path: Path) -> Config:
         config = msgspec.convert(tomllib.loads(data.decode()), Config, strict=True, dec_hook=_path)
     except (ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"could not read {path}: {error}; correct it") from None
+    if not config.node.strip():
+        raise UsageError(f"could not use {path}: `node` is empty; write the name in this node's certificate")
+    for address in (config.listen, *(peer.address for peer in config.peers.values())):
+        try:
+            split(address or ":1")
+        except UsageError as error:
+            raise UsageError(f"could not use {path}: {error}") from None
     for name, peer in config.peers.items():
         if bool(peer.address) == bool(peer.command):
             raise UsageError(f"could not use {path}: peer '{name}' needs an address or a command; give one")

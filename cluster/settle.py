@@ -8,8 +8,9 @@ it may have been told by an operator to run. Every step may be repeated.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from cluster import away, wiring
@@ -225,11 +226,27 @@ def _bring_on(arriving: Arriving, record: Record) -> None:
 # --- all of them ---------------------------------------------------------------------------------------
 
 
-def unfinished(here: Here) -> Iterator[Record]:
-    """Migrations that nobody is at work on and that may have something to be done."""
+def told(error: Exception) -> str:
+    """What stands against something, in a sentence that names the file if it is about one."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    remedy = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some space", errno.EROFS: "remount it"}
+    where = f"'{error.filename}'" if error.filename else "its state"
+    return f"could not use {where}: {error.strerror}; {remedy.get(error.errno or 0, 'look at it')}"
+
+
+def unfinished(here: Here, troubles: list[str] | None = None) -> Iterator[Record]:
+    """Migrations that nobody is at work on and that may have something to be done.
+
+    troubles: is given a sentence about each that cannot be looked at; the others are none the worse for it.
+    """
     for parent in (here.config.departures, here.config.arrivals):
-        for record in all_of(parent):
-            with record.locked() as ours:
+        records: list[Record] = []
+        with _noted(troubles):
+            records += all_of(parent)
+        for record in records:
+            free = False
+            with _noted(troubles), record.locked() as ours:
                 free = ours and record.exists()
                 if ours and not free:
                     record.remove()  # killed before it had begun
@@ -237,11 +254,21 @@ def unfinished(here: Here) -> Iterator[Record]:
                 yield record
 
 
+@contextlib.contextmanager
+def _noted(troubles: list[str] | None) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        if troubles is not None:
+            troubles.append(told(error))
+
+
 def settle_all(here: Here) -> list[str]:
     """Bring every migration on as far as it goes; what stood against it, in sentences."""
     problems: list[str] = []
     for record in unfinished(here):
-        with record.locked() as ours:
+        # What cannot even be looked at is told by whoever asks what is unfinished.
+        with contextlib.suppress(OSError), record.locked() as ours:
             if not ours or not record.exists():
                 continue
             try:
@@ -250,9 +277,9 @@ def settle_all(here: Here) -> list[str]:
                 else:
                     arrival(here, record)
             except Failures as error:
-                if record.exists() and record.read(PROBLEM) != (problem := " ".join(str(error).split())):
-                    record.write(PROBLEM, problem)
+                if record.exists() and record.read(PROBLEM) != (problem := " ".join(told(error).split())):
                     problems.append(f"migration {record.migration}: {problem}")
+                    record.write(PROBLEM, problem)
     return problems
 
 

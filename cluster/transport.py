@@ -12,16 +12,21 @@ import select
 import socket
 import ssl
 import subprocess
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 from cluster.channel import SILENCE_S, Channel, Lost
-from cluster.config import Config, Tls
+from cluster.config import Config, Tls, split
 from cluster.messages import PROTOCOL, Answer, Hello
 from shim.errors import UsageError
 
 _CONNECT_S = 2.0
 # A connection whose other end is gone is given up after as long as one that says nothing.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
+
+
+T = TypeVar("T")
 
 
 class Pipes:
@@ -122,7 +127,7 @@ def accept(config: Config, plain: socket.socket) -> Channel:
         stream = context(config, server=True).wrap_socket(plain, server_side=True)
     except OSError as error:
         plain.close()
-        raise Lost(f"could not take a connection: {error.strerror or error}") from error
+        raise Lost(f"could not take a connection: {error.strerror or error}; see [tls] of both") from error
     names = _names(stream.getpeercert() or {})
     return Channel(stream, next((name for name in names if name in config.peers), ", ".join(names)))
 
@@ -130,25 +135,41 @@ def accept(config: Config, plain: socket.socket) -> Channel:
 def context(config: Config, *, server: bool) -> ssl.SSLContext:
     """TLS 1.3 with a certificate on both sides. Raises UsageError."""
     tls = config.tls or Tls(*(config.state,) * 3)
-    try:
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        made.minimum_version = ssl.TLSVersion.TLSv1_3
-        made.verify_mode = ssl.CERT_REQUIRED
-        made.load_verify_locations(tls.authority)
-        made.load_cert_chain(tls.certificate, tls.key)
-    except OSError as error:
-        raise UsageError(
-            f"could not use the certificates of agent.toml: {error}; look at the table [tls]"
-        ) from error
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.verify_mode = ssl.CERT_REQUIRED
+    _using(tls.authority, lambda: made.load_verify_locations(tls.authority))
+    _using(tls.certificate, tls.certificate.stat)  # the next one does not say which of the two it is about
+    _using(tls.key, lambda: made.load_cert_chain(tls.certificate, tls.key))
     return made
 
 
-def split(address: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT"; a host with colons stands in brackets. Raises UsageError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise UsageError(f"could not use the address '{address}': write HOST:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def _using(path: Path, use: Callable[[], T]) -> T:
+    try:
+        return use()
+    except OSError as error:
+        raise UsageError(
+            f"could not use {path}: {error.strerror or error}; see the table [tls] of agent.toml"
+        ) from error
+
+
+def check_own(config: Config) -> None:
+    """Raises UsageError unless others will believe that this node is who it says: it asks itself."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        context(config, server=False).wrap_bio(back, there, server_hostname=config.node),
+        context(config, server=True).wrap_bio(there, back, server_side=True),
+    )
+    try:
+        for end in ends * 2:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLError as error:
+        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.strerror
+        raise UsageError(
+            f"could not be node '{config.node}' with its certificate: {why}; the authority of agent.toml "
+            "must have signed it for that name, for servers and clients"
+        ) from error
 
 
 def _names(certificate: Any) -> list[str]:

@@ -14,9 +14,10 @@ import pytest
 
 from cluster import cargo, config
 from cluster.channel import Channel, Lost, Refused
+from cluster.config import split
 from cluster.messages import Answer, Busy, Prepare, Question, Refusal, Send
 from cluster.records import VERDICT, Departure, Record, all_of, check_name, new_name
-from cluster.transport import Pipes, split
+from cluster.transport import Pipes
 from shim.errors import ShimError, UsageError
 
 
@@ -210,7 +211,7 @@ def test_pipes_are_a_stream() -> None:
 def test_addresses() -> None:
     assert split("10.0.0.1:7077") == ("10.0.0.1", 7077)
     assert split("[fd00::1]:7077") == ("fd00::1", 7077)
-    for text in ("10.0.0.1", "a:b", ""):
+    for text in ("10.0.0.1", "a:b", "", "10.0.0.1:99999", "10.0.0.1:0", "a:-1", "a:²", f"a:1{'0' * 5000}"):
         with pytest.raises(UsageError, match="write HOST:PORT"):
             split(text)
 
@@ -257,6 +258,9 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ('address = "10.0.0.2:7077"', "", "needs an address or a command"),
         ('"/etc/torpor/a.key"', '"a.key"', "not an absolute path"),
         ("[tls]", "[peers.tls]", "peers"),
+        ('"a"', '" "', "`node` is empty"),
+        ("10.0.0.1:7077", "10.0.0.1:99999", "write HOST:PORT"),
+        ("10.0.0.2:7077", "10.0.0.2", "write HOST:PORT"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, old: str, new: str, words: str) -> None:

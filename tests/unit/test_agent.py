@@ -1,0 +1,203 @@
+"""The agent: what it refuses to start with, and that nothing of its node ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+import trustme
+
+from cluster import agent, config, settle, transport
+from cluster.here import Here
+from cluster.records import PLAN, new_name
+from shim.errors import UsageError
+from tests.support.containers import until
+
+NAME = "node-a"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    authority = trustme.CA()
+    certificate = authority.issue_cert(NAME)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    tls = config.Tls(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
+    found = config.Config(node=NAME, state=tmp_path / "state", listen=f"127.0.0.1:{port}", tls=tls)
+    return Here(config=found, node=cast("Any", SimpleNamespace()))
+
+
+def changed(here: Here, **fields: object) -> Here:
+    return Here(config=msgspec.structs.replace(here.config, **fields), node=here.node)
+
+
+class Started:
+    """An agent in a process of its own."""
+
+    def __init__(self, here: Here, log_path: Path) -> None:
+        self.here, self.log_path = here, log_path
+        self.pid = os.fork()
+        if not self.pid:
+            with log_path.open("ab") as log:
+                os.dup2(log.fileno(), 2)
+            try:
+                sys.stderr = os.fdopen(2, "w", closefd=False)
+                agent.run(here)
+            finally:
+                os._exit(0)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def lives(self) -> bool:
+        return os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGTERM)
+            os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def started(here: Here, tmp_path: Path) -> Iterator[Started]:
+    one = Started(here, tmp_path / "log")
+    until(lambda: "listens at" in one.log, what="the agent says that it listens")
+    yield one
+    one.end()
+
+
+def test_damage_in_its_state_is_said_once_and_ends_nothing(started: Started) -> None:
+    departures = started.here.config.departures
+    departures.mkdir()
+    (departures / new_name()).write_text("no directory")
+    until(lambda: "Not a directory" in started.log, what="the damage is told")
+    before = started.log
+    departures.rename(departures.with_name("aside"))
+    departures.write_text("no directory either")
+    until(lambda: started.log.count("Not a directory") == 2, what="other damage is told, too")
+    time.sleep(1.2)  # two rounds more
+    assert started.lives()
+    assert started.log.count("\n") == before.count("\n") + 1
+
+
+@pytest.mark.parametrize("call", ["os.fork", "os.pipe", "cluster.settle.unfinished", "select.select"])
+def test_no_call_of_the_kernel_ends_a_round(here: Here, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fails(*_: object) -> object:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listener = agent._Listener(here, server)  # pyright: ignore[reportPrivateUsage]
+        with socket.create_connection(server.getsockname()):
+            monkeypatch.setattr(call, fails)
+            (trouble,) = listener.round()
+    assert "Resource temporarily unavailable" in trouble
+
+
+def test_a_damaged_record_does_not_keep_others_from_being_settled(here: Here) -> None:
+    arrivals = here.config.arrivals
+    arrivals.mkdir(parents=True)
+    (arrivals / ("0" * 16)).write_text("no directory")
+    whole = arrivals / ("1" * 16)
+    whole.mkdir()
+    (whole / PLAN).write_text("{}")
+    troubles: list[str] = []
+    assert [one.path for one in settle.unfinished(here, troubles)] == [whole]
+    assert [str(arrivals / ("0" * 16)) in one for one in troubles] == [True]
+    (problem,) = settle.settle_all(here)
+    assert "1" * 16 in problem
+
+
+def test_one_state_has_one_agent(started: Started) -> None:
+    with pytest.raises(UsageError, match="another one works in"):
+        agent.run(started.here)
+
+
+def test_a_killed_agent_leaves_its_state_to_the_next(started: Started, tmp_path: Path) -> None:
+    _, port = transport.split(started.here.config.listen)
+    with socket.create_connection(("127.0.0.1", port)):  # a child of the dead one lives on
+        until(lambda: children(started.pid) >= 1, what="a child talks to us")
+        os.kill(started.pid, signal.SIGKILL)
+        os.waitpid(started.pid, 0)
+        with agent._alone(started.here):  # pyright: ignore[reportPrivateUsage]
+            pass
+
+
+def test_a_state_that_cannot_be_is_named(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"could not start the agent: .*file.*Not a directory; look at it"):
+        agent.run(changed(here, state=tmp_path / "file" / "state"))
+
+
+def children(pid: int) -> int:
+    return len(subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False).stdout.split())
+
+
+def test_strangers_are_bounded_and_told(started: Started) -> None:
+    _, port = transport.split(started.here.config.listen)
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        until(lambda: "hung up on the first" in started.log, what="the first are hung up on")
+        until(lambda: started.log.count("hung up") == 68, what="all are taken")
+        assert children(started.pid) <= 34
+    until(lambda: "127.0.0.1: could not take a connection" in started.log, what="refused peers are told")
+
+
+# --- who it is -----------------------------------------------------------------------------------------
+
+
+def test_its_certificate_is_what_others_will_believe(here: Here) -> None:
+    transport.check_own(here.config)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (
+            lambda path: {"node": "node-b"},
+            "could not be node 'node-b' with its .*: Hostname mismatch",
+        ),
+        (lambda path: {"tls": replace_tls(path, authority="other.pem")}, "could not be node 'node-a'"),
+        (lambda path: {"tls": replace_tls(path, key="none.pem")}, r"could not use .*none\.pem: No such file"),
+        (
+            lambda path: {"tls": replace_tls(path, certificate="none.pem")},
+            r"could not use .*none\.pem: No such file",
+        ),
+        (lambda path: {"tls": replace_tls(path, authority="log")}, r"could not use .*log: No such file"),
+    ],
+)
+def test_who_others_will_not_believe_does_not_start(
+    here: Here, tmp_path: Path, break_it: Callable[[Path], dict[str, object]], words: str
+) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
+    with pytest.raises(UsageError, match=words):
+        agent.run(changed(here, **break_it(tmp_path)))
+
+
+def replace_tls(path: Path, **names: str) -> config.Tls:
+    files = {"certificate": "cert.pem", "key": "key.pem", "authority": "ca.pem"} | names
+    return config.Tls(**{name: path / file for name, file in files.items()})
+
+
+def test_a_key_that_all_may_read_is_told(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "key.pem").chmod(0o644)
+    one = Started(here, tmp_path / "log")
+    try:
+        until(lambda: "key.pem is readable by all" in one.log, what="that is told")
+    finally:
+        one.end()
