@@ -288,6 +288,13 @@ class Section:
         self.note(key, int(raw), int(raw))
         return int(raw)
 
+    def count_or(self, key: str, derived: int, *, least: int = 0) -> int:
+        """A whole number, or one that follows from others: a file that says everything does not say that.
+
+        It may follow from what a study sweeps.
+        """
+        return self.count(key, least=least) if self.has(key) else derived
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         raw = self.get(key, default)

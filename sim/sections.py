@@ -185,7 +185,7 @@ def _trace(section: Section, cluster: Cluster) -> TraceFailures:
     names = sorted({fault.node for fault in found})
     # With numbers for names (as in the public trace) a node keeps its number.
     numbers = {name: int(name) if name.isdigit() else i for i, name in enumerate(names)}
-    nodes = section.count("nodes", max(numbers.values()) + 1, least=1)
+    nodes = section.count_or("nodes", max(numbers.values()) + 1, least=1)
     if nodes > cluster.machines:
         section.fail(
             "nodes", f"is {nodes}, more than the {cluster.machines} machines; make the cluster larger"

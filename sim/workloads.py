@@ -58,7 +58,12 @@ def _nodes(section: Section, cluster: Cluster, default: int | None = None) -> in
             )
         nodes, key = gpus // cluster.gpus_per_node, "gpus"
     else:
-        nodes, key = section.count("nodes", default, least=1), "nodes"
+        nodes = (
+            section.count("nodes", least=1)
+            if default is None
+            else section.count_or("nodes", default, least=1)
+        )
+        key = "nodes"
     if nodes > cluster.nodes:
         section.fail(key, f"asks for {nodes} nodes, and the cluster has {cluster.nodes}; make it larger")
     return nodes
@@ -135,7 +140,7 @@ def _inference(section: Section, cluster: Cluster) -> Inference:
             mean_generated=inner.number("mean_generated", 128.0, least=1.0),
         )
     inner.done()
-    least, most = section.count("least", 0), section.count("most", cluster.nodes, least=1)
+    least, most = section.count("least", 0), section.count_or("most", cluster.nodes, least=1)
     if least > most:
         section.fail("least", f"is {least}, more than the {most} of most; make it smaller")
     if most > cluster.machines:

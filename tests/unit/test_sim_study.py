@@ -123,6 +123,22 @@ def test_the_resolved_file_loads_as_the_same_study(tmp_path: Path) -> None:
     assert again.sha256 == read.sha256
 
 
+def test_what_follows_from_a_sweep_is_not_frozen_in_the_resolved_file(tmp_path: Path) -> None:
+    text = """
+schema: 1
+study: {name: sizes, horizon: 54d}
+cluster: {nodes: [8, 64]}
+failures: [{kind: exponential, mean: 9d}]
+job: {}
+costs: {stall: 30s}
+policies: [none]
+"""
+    read = load(tmp_path, text)
+    again = load(tmp_path, read.resolved())
+    assert [cell.config for cell in again.cells] == [cell.config for cell in read.cells]
+    assert [getattr(cell.config.workload, "nodes", 0) for cell in again.cells] == [8, 64]
+
+
 def test_what_says_the_same_has_the_same_hash(tmp_path: Path) -> None:
     read = load(tmp_path, WHOLE)
     same = WHOLE.replace("horizon: 54d", "horizon: 4665600s").replace(
