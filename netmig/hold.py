@@ -213,6 +213,6 @@ def _write_record(path: Path, netns: Netns, table: str, until: Until, owner: str
 def process_start(pid: int) -> int | None:
     """When a process was started, in the kernel's ticks since its boot; None if it does not run any more."""
     with suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[19]) if fields[0] not in "ZX" else None
     return None

@@ -115,7 +115,7 @@ def find(directory: Path) -> int | None:
     """The pid of a container's attendant, None if there is none that lives."""
     try:
         pid, started = (directory / state.ATTENDANT).read_text().split()
-        row = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        row = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
     return int(pid) if row[19] == started and row[0] not in "ZX" else None

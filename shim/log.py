@@ -43,7 +43,7 @@ def runtime_error(message: str, *, log_path: str, log_format: str) -> None:
 def _caller() -> dict[str, object]:
     parent = os.getppid()
     try:
-        name = Path(f"/proc/{parent}/comm").read_text().strip()
+        name = Path(f"/proc/{parent}/comm").read_text(errors="replace").strip()
     except OSError:
         name = "unknown"
     return {"uid": os.getuid(), "pid": parent, "program": name}

@@ -148,7 +148,7 @@ def _holder(directory: Path) -> tuple[int, str] | None:
 def start_time(pid: int) -> str:
     """When a process was started, in the kernel's clock ticks as text; "" if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 

@@ -212,6 +212,10 @@ _ADVICE = (
     (r"io_uring", "start the container with its io_uring calls answered by ENOSYS, then try again"),
     (r"No space left", "free space, or give the image another place"),
     (r"[Ii]n-?flight|skip-in-flight", "try again once the connection is accepted"),
+    (r"netlink: The socket has data", "try again once the program has read its netlink socket"),
+    (r"File name too long", "let the program leave, or shorten, a path that is longer than CRIU can read"),
+    (r"can't get /proc/self/cgroup fd", "a process may not read /proc/self/cgroup: look for a sandbox that it"
+     " has put itself into (Landlock), which no restore could bring back"),
     (r"Can't bind inet socket|Can't connect inet socket", "give the container its old address, or close its"
      " connections at restore"),
     (r"execvp\(|not found in \$?PATH", "install the named program where the runtime finds it"),

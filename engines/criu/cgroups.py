@@ -39,7 +39,7 @@ def of_process(pid: int | str) -> Groups:
     """The cgroup directories a process is in. Raises OSError if the process is gone."""
     mounts = _mounts()
     found: Groups = {}
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             if controller in mounts:

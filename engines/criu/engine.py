@@ -474,7 +474,7 @@ def _check_stopped(groups: cgroups.Groups, freezer: cgroups.Freezer | None, word
         return
     for pid in cgroups.tasks(groups):
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/status").read_text()
+            text = Path(f"/proc/{pid}/status").read_text(errors="replace")
             if "\nState:\tT (stopped)" in text:
                 name = text.partition("\n")[0].removeprefix("Name:\t")
                 raise NotSupported(

@@ -21,8 +21,10 @@ _N_NAMED = 4
 def forecast(container: Container, bundle_path: Path, groups: cgroups.Groups) -> Forecast:
     """Findings of a container that is neither frozen nor touched. Raises nothing."""
     pids = tree.of(container.pid)
+    outlook = foresee.look(container.pid, bundle_path)
     found = [
-        *foresee.look(container.pid, bundle_path).findings,
+        *outlook.findings,
+        *outlook.passing,
         *_sessions(pids, groups),
         *_network(container.pid, pids),
     ]
@@ -89,7 +91,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 def _memory(pid: int) -> int:
     """Bytes of a process that an image would hold: anonymous and shared memory, swapped out or not."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return 0
     sizes = re.findall(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", text, re.MULTILINE)

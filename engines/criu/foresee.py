@@ -11,17 +11,17 @@ import contextlib
 import json
 import os
 import re
+import select
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines.api import Finding
-from engines.criu import config, peers, tree
+from engines.criu import config, peers, places, tree
+from engines.criu.outlook import Outlook
 from engines.criu.repair import borrow
 from engines.criu.watches import watched_paths
 
@@ -50,32 +50,6 @@ _TUN = os.makedev(10, 200)
 _FOREIGN_FILE_SYSTEMS = re.compile(r"overlay|fuse|nfs|cifs|smb3|9p|ceph|virtiofs")
 # Names of files that lie on no mount and yet can be dumped.
 _UNMOUNTED = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage", "/[aio]")
-
-
-@dataclass(slots=True)
-class Outlook:
-    """What is to be expected.
-
-    findings: obstacles. watched: paths that CRIU must be told (`watches`). timers: periodic timerfds, as pids
-    and descriptors. terminals: pids, descriptors and their flags.
-    """
-
-    findings: list[Finding] = field(default_factory=list[Finding])
-    watched: tuple[str, ...] = ()
-    timers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    terminals: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-
-    def add(self, rule: str, message: str, remedy: str) -> None:
-        """Note an obstacle, once for each rule."""
-        if all(finding.rule != f"criu.foresee.{rule}" for finding in self.findings):
-            rule = f"criu.foresee.{rule}"
-            self.findings.append(Finding(rule=rule, severity="refuse", message=message, remedy=remedy))
-
-    def sentence(self) -> str:
-        """All obstacles, and what to do about them."""
-        causes = "; ".join(finding.message for finding in self.findings)
-        remedies = ", and ".join(dict.fromkeys(finding.remedy for finding in self.findings))
-        return f"{causes}; {remedies}"
 
 
 def look(init: int, bundle_path: Path) -> Outlook:
@@ -110,6 +84,7 @@ def look(init: int, bundle_path: Path) -> Outlook:
             _status(outlook, pid, who)
             _namespaces(outlook, init, pid, who)
             _memory(outlook, init, pid, who)
+            places.look(outlook, pid, who)
             _descriptors(
                 outlook,
                 pid,
@@ -156,7 +131,7 @@ def _closed(pid: int) -> bool:
 
 
 def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    return tree.text(pid, "comm").strip()
 
 
 def _field(text: str, name: str) -> list[str]:
@@ -164,7 +139,7 @@ def _field(text: str, name: str) -> list[str]:
 
 
 def _status(outlook: Outlook, pid: int, who: str) -> None:
-    text = Path(f"/proc/{pid}/status").read_text()
+    text = tree.text(pid, "status")
     tracer = _field(text, "TracerPid")[0]
     if tracer != "0":
         outlook.add(
@@ -256,7 +231,7 @@ def _descriptors(
     for number in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
         path = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
-            link = os.readlink(path)  # noqa: PTH115
+            link = places.read_link(outlook, path, f"descriptor {number} of {who}")
             if link.startswith("anon_inode:"):
                 kind = link.removeprefix("anon_inode:")
                 _inode(outlook, kind, who)
@@ -357,6 +332,12 @@ def _socket(
         family, protocol = int(copy.family), copy.proto
         if family == socket.AF_UNIX:
             unix[os.fstat(copy.fileno()).st_ino] = who
+        elif family == socket.AF_NETLINK and select.select([copy], [], [], 0)[0]:
+            outlook.add_passing(
+                "netlink",
+                f"{who} has a netlink socket with messages that it has not read, which CRIU cannot dump",
+                "try again once they are read",
+            )
         elif family not in _FAMILIES:
             name = _FAMILY_NAMES.get(family, f"family {family}")
             outlook.add(
@@ -380,6 +361,13 @@ def _socket(
 def _outside_sockets(outlook: Outlook, init: int, pids: Sequence[int], unix: Mapping[int, str]) -> None:
     if not unix:
         return
+    for inode in peers.unaccepted(Path(f"/proc/{init}/ns/net")) & unix.keys():
+        outlook.add_passing(
+            "unaccepted",
+            f"{unix[inode]} has sent data on a unix connection that nobody has accepted, which CRIU cannot "
+            "dump",
+            "try again once the connection is accepted",
+        )
     ends = peers.of_namespace(Path(f"/proc/{init}/ns/net"))
     suspects = {peer: unix[inode] for inode, peer in ends.items() if inode in unix and peer not in unix}
     # A socket that is under way in another one is nobody's, and goes along.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from engines.api import CheckpointRequest, EngineTimeout, InvalidRequest, PhaseInfo, RestoreRequest
 from engines.criu import calls, cgroups, extras, wire
-from engines.criu.foresee import Outlook
 from engines.criu.journal import Journal
 from engines.criu.network import raise_loopback
+from engines.criu.outlook import Outlook
 from engines.criu.phases import Stage
 from engines.criu.runtime import Container
 

@@ -18,6 +18,11 @@ def of(init: int) -> list[int]:
     return found
 
 
+def text(pid: int, name: str) -> str:
+    """A file of /proc on a process, whose name may be bytes that are no text. Raises OSError."""
+    return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+
+
 def threads(pid: int) -> list[int]:
     """The threads of a process, none if it is gone."""
     try:
@@ -29,7 +34,7 @@ def threads(pid: int) -> list[int]:
 def inner(pid: int) -> int:
     """A process's or thread's number in its innermost pid namespace, 0 if it is gone."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        found = text(pid, "status")
     except OSError:
         return 0
-    return int(text.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
+    return int(found.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])

@@ -110,7 +110,7 @@ def call_processes(journal: Journal) -> list[int]:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            row = Path("/proc", name, "stat").read_text()
+            row = Path("/proc", name, "stat").read_text(errors="replace")
             comm, _, rest = row.partition("(")[2].rpartition(")")
             state, _, _, session = rest.split()[:4]
             if state in "ZX":
@@ -133,14 +133,14 @@ def has_criu(journal: Journal) -> bool:
 
 def _parent(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         return 0
 
 
 def _comm(pid: int | str) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -193,7 +193,7 @@ def _is_criu(pid: int) -> bool:
 def _doomed(pid: int) -> bool:
     """Whether a process is gone, a zombie, or has a SIGKILL waiting for it."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return True
     rows = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)

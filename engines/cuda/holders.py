@@ -44,7 +44,7 @@ class Process:
 def inner_pids(pid: int) -> tuple[int, ...]:
     """A process's ids in its pid namespaces below the host's; its own if it has none. Empty: it is gone."""
     with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
         pids = tuple(int(word) for word in text.partition("\nNSpid:")[2].partition("\n")[0].split())
         return pids[1:] or pids
     return ()
@@ -53,7 +53,7 @@ def inner_pids(pid: int) -> tuple[int, ...]:
 def comm(pid: int) -> str:
     """A process's name, empty if it is gone."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""
 
 

@@ -84,7 +84,7 @@ def read(state_path: Path) -> Journal | None:
 def start_time(pid: int) -> int:
     """Start time of a process in clock ticks since boot, 0 if it is gone or a zombie."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return 0
     row = text[text.rindex(")") + 2 :].split()

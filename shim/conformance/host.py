@@ -17,10 +17,10 @@ def processes_in(*, cgroup: str = "", command: str = "", pids: Iterable[int] | N
         if not entry.name.isdigit():
             continue
         try:
-            if (entry / "stat").read_text().rpartition(") ")[2][:1] in "ZX":
+            if (entry / "stat").read_text(errors="replace").rpartition(") ")[2][:1] in "ZX":
                 continue
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            groups = (entry / "cgroup").read_text()
+            groups = (entry / "cgroup").read_text(errors="surrogateescape")
         except OSError:
             continue
         if pids is not None or (cgroup and cgroup in groups) or (command and command in line):
@@ -30,7 +30,8 @@ def processes_in(*, cgroup: str = "", command: str = "", pids: Iterable[int] | N
 
 def mounts_below(path: Path) -> list[str]:
     """Mount points of this machine at or below a path."""
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    points = [line.split()[4] for line in text.splitlines()]
     return [point for point in points if point == str(path) or point.startswith(f"{path}/")]
 
 

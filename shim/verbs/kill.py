@@ -77,7 +77,7 @@ def _is_dead(context: Context) -> bool:
     except ShimError:
         return False
     try:
-        row = Path(f"/proc/{found.pid}/stat").read_text()
+        row = Path(f"/proc/{found.pid}/stat").read_text(errors="replace")
     except OSError:
         return True
     return row.rpartition(")")[2].split()[0] in {"Z", "X"}

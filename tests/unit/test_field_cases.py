@@ -291,6 +291,42 @@ AT_DUMP: dict[str, tuple[str, str]] = {
         "unix",
     ),
 }
+_DEEP = "os.chdir(sys.argv[2]); [(os.mkdir('d' * 200), os.chdir('d' * 200)) for _ in range(25)]; "
+_MEMORY = (
+    "m = mmap.mmap(-1, 65536, flags=34); at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(m)))"
+)
+# What no report is about, but was met: a program, the rule.
+MET: dict[str, tuple[str, str]] = {
+    "a child that runs a program in memory": (
+        "m = os.memfd_create('x'); os.write(m, open('/usr/bin/sleep', 'rb').read()); child = os.fork()\n"
+        "if child == 0: os.execve(m, ['sleep', '60'], {})\n"
+        "while b'memfd' not in os.fsencode(os.readlink(f'/proc/{child}/exe')): pass",
+        "memory-program",
+    ),
+    "sealed memory": (
+        f"import mmap; {_MEMORY}; "
+        "libc.syscall(462, at, ctypes.c_size_t(65536), ctypes.c_ulong(0)) and sys.exit(77)",
+        "sealed-memory",
+    ),
+    "a working directory with a long path": (_DEEP, "long-name"),
+    "an open file with a long path": (
+        f"{_DEEP} f = open('file', 'w'); there = os.open(sys.argv[2], 0); os.fchdir(there)",
+        "long-name",
+    ),
+}
+# What may be gone in a moment.
+PASSING: dict[str, tuple[str, str]] = {
+    "data on a connection that nobody has accepted": (
+        "s = socket.socket(socket.AF_UNIX); s.bind('\\0torpor-x' + str(os.getpid())); s.listen(); "
+        "c = socket.socket(socket.AF_UNIX); c.connect(s.getsockname()); c.send(b'x')",
+        "unaccepted",
+    ),
+    "unread messages of the kernel": (
+        "import struct; s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); "
+        "s.send(struct.pack('IHHIIBxxxiIII', 32, 18, 0x301, 1, 0, 0, 0, 0, 0, 0))",
+        "netlink",
+    ),
+}
 
 
 @contextmanager
@@ -313,6 +349,31 @@ def process(program: str, *words: str) -> Generator[int]:
             for pid in reversed(tree.of(child.pid)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("met", [*MET, *PASSING])
+def test_a_dump_that_was_met(met: str, tmp_path: Path):
+    program, rule = (MET | PASSING)[met]
+    with process(program, "", str(tmp_path)) as pid:
+        outlook = foresee.look(pid, tmp_path)
+    told, silent = (outlook.findings, outlook.passing)[:: -1 if met in PASSING else 1]
+    (finding,) = (finding for finding in told if finding.rule == f"criu.foresee.{rule}")
+    assert finding.remedy
+    assert f"criu.foresee.{rule}" not in {finding.rule for finding in silent}
+
+
+def test_what_is_accepted_and_read_is_no_obstacle(tmp_path: Path):
+    program = (
+        "import mmap; s = socket.socket(socket.AF_UNIX); s.bind('\\0torpor-x' + str(os.getpid()))\n"
+        "s.listen(); c = socket.socket(socket.AF_UNIX); c.connect(s.getsockname()); a = s.accept()[0]\n"
+        "c.send(b'x'); d = socket.socket(socket.AF_UNIX); d.connect(s.getsockname())\n"
+        "m = os.memfd_create('x'); os.ftruncate(m, 4096); memory = mmap.mmap(m, 4096)\n"
+        "n = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)"
+    )
+    with process(program) as pid:
+        outlook = foresee.look(pid, tmp_path)
+    known = {f"criu.foresee.{rule}" for _, rule in (MET | PASSING).values()}
+    assert not known & {finding.rule for finding in (*outlook.findings, *outlook.passing)}
 
 
 @pytest.mark.parametrize("report", AT_DUMP)

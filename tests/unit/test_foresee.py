@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from engines.api import Finding, InvalidRequest
-from engines.criu import extras, foresee, peers, tree
+from engines.criu import extras, forecast, foresee, journal, peers, tree, undo
+from engines.cuda import holders
 from engines.harness import load_profile
+from shim import state
+from tests.support.containers import CHECKOUT
 
 EXPIRED = "pos:\t0\nclockid: 1\nticks: 3\nsettime flags: 00\nit_value: (0, 0)\nit_interval: (1, 2000000)\n"
 
@@ -51,6 +55,58 @@ def test_an_ordinary_process_is_no_obstacle(tmp_path: Path):
 
 def test_a_process_that_is_gone_is_no_error(tmp_path: Path):
     assert foresee.look(2**22 - 1, tmp_path).findings == []
+
+
+NAMED = (
+    "import ctypes; ctypes.CDLL(None).prctl(15, bytes([255, 13, 12, 133]) + b') Z', 0, 0, 0)  # PR_SET_NAME"
+)
+
+
+def test_a_process_may_call_itself_anything(tmp_path: Path):
+    """On a node with one such process, nothing that looks at all of them may end."""
+    process = subprocess.Popen(
+        [sys.executable, "-ISc", f"{NAMED}\nprint(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        assert found_in(process.pid, tmp_path) == []
+        assert tree.inner(process.pid) == holders.inner_pids(process.pid)[-1]
+        assert holders.comm(process.pid)
+        assert forecast._memory(process.pid) > 0
+        started = {start(process.pid) for start in (journal.start_time, state.start_time)}
+        assert len({int(ticks) for ticks in started}) == 1
+        call = journal.Journal(
+            operation="restore",
+            container_id="x",
+            runtime="",
+            runtime_args=[],
+            root="",
+            state=str(tmp_path),
+            search_path="",
+            image="",
+        )
+        assert undo.call_processes(call) == []
+        assert not undo._doomed(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_names_of_processes_are_never_taken_for_text():
+    """What /proc says of a process holds its name."""
+    packages = ("engines", "shim", "netmig", "compat", "cluster")
+    strict = re.compile(r"""["/](stat|status|comm|maps|smaps|mountinfo|cgroup)["']\)\.(read_text|open)\(\)""")
+    found = [
+        f"{path}: {line.strip()}"
+        for package in packages
+        for path in (CHECKOUT / package).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if strict.search(line) and "proc/self/status" not in line
+    ]
+    assert [line for line in found if "/workloads/" not in line] == []
 
 
 def test_what_a_process_has_is_found(tmp_path: Path):
