@@ -270,7 +270,7 @@ def _pids(namespace_path: str) -> set[int]:
         try:
             status = os.stat(f"/proc/{name}/ns/pid")  # noqa: PTH116
             if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
-                text = Path(f"/proc/{name}/status").read_text()
+                text = Path(f"/proc/{name}/status").read_text(errors="replace")
                 numbers = re.search(r"^NSpid:\s+(.*)$", text, re.MULTILINE)
                 found.add(int(numbers[1].split()[-1]) if numbers else int(name))
         except OSError:  # it ended
