@@ -347,6 +347,18 @@ def test_gangs_share_bandwidth_and_spares() -> None:
     assert spent(play(both))["checkpoint_stall"] == pytest.approx(2 * 180)
 
 
+def test_a_gang_writes_one_checkpoint_at_a_time_over_shared_bandwidth() -> None:
+    both = config(
+        "asynchronous",
+        {"interval": 50.0},
+        storage=(Storage("remote", 10.0, 10.0, shared=True),),
+        workload=Training(1, 500.0, state_bytes=1000.0, count=2),
+        costs=Costs(async_stall=Constant(1.0)),
+    )
+    # Of nine, all but the first wait 150 s for the one before, which takes 200 s as the other gang writes.
+    assert spent(play(both))["checkpoint_stall"] == pytest.approx(2 * (9 * 1 + 8 * 150))
+
+
 class Scripted:
     """Does what a script says at events of a kind."""
 
