@@ -18,6 +18,7 @@ from engines.api import DumpStats
 from shim.cli.main import main
 from shim.timing import Timings, encode
 from sim import plots, study, validate
+from sim.engine.dispatch import simulate
 from sim.errors import SimError
 from sim.policies import registry
 from sim.traces import synthetic
@@ -290,6 +291,15 @@ def test_lists_for_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert json.loads(good("trace", "inspect", events, "--json"))["figures"]["kind"]
 
 
+def test_the_study_of_the_page_can_be_run(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/sim.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    (tmp_path / "s.yaml").write_text(text)
+    loaded = study.load(tmp_path / "s.yaml")
+    assert len(loaded.cells) == 5
+    assert simulate(loaded.cells[1], 0).metrics["ettr"] > 0.5
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_a_study_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = resources.files("sim").joinpath("examples", name).read_text()
@@ -304,8 +314,6 @@ def test_an_example_is_a_study_that_runs(name: str, tmp_path: Path, monkeypatch:
             monkeypatch.setenv("TORPOR_TRACES", folder)
         trace(found[1])
     loaded = study.load(path)
-    from sim.engine.dispatch import simulate
-
     outcome = simulate(loaded.cells[-1], 0)
     assert outcome.metrics["wall_s"] > 0
 
