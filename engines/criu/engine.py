@@ -171,7 +171,8 @@ class CriuEngine:
         ):
             if made:
                 request.image_path.mkdir(mode=0o700)
-            Path(journal.config_path).write_text(config.dump_config(script.path, watched=outlook.watched))
+            text = config.dump_config(script.path, watched=outlook.watched)
+            Path(journal.config_path).write_bytes(os.fsencode(text))
             ended = self._run(argv, guarded, script, phases, inherit=False)
             if ended.returncode or ended.timed_out or ended.refused:
                 outcome = guarded.undo()

@@ -101,7 +101,8 @@ def look(init: int, bundle_path: Path) -> Outlook:
         if lost:
             outlook.add(
                 "watch",
-                f"{lost} inotify or fanotify watches are on files whose names cannot be found",
+                f"{lost} inotify or fanotify watches are on files whose names cannot be found or told to "
+                "CRIU",
                 "let the program end them before the checkpoint",
             )
     return outlook

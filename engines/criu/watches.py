@@ -3,23 +3,30 @@
 The kernel resolves the handle of a watched file, except on overlay file systems, which container root file
 systems are. CRIU then looks for the inode below a few directories, and below those it is told
 (`irmap-scan-path`). A path that is told in full is found at once.
+
+Names come from the container. One that a line of CRIU's settings cannot hold would be lines of its own, which
+can make CRIU run any program; so CRIU is told the directory above it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import deque
 from collections.abc import Collection
 
 _MAX_ENTRIES = 500_000
+# What CRIU's settings take for the end of a word, a quotation, a comment or a sign.
+_UNSAYABLE = re.compile(r"""[\s\0-\x20\x7f"'#\\=]""")
 
 
 def watched_paths(init: int, watches: Collection[tuple[int, int]]) -> tuple[tuple[str, ...], int]:
     """Paths (from the container's root) of what is watched on its root file system; how many are not found.
 
-    init: the container's first process. watches: (inode, device as the kernel numbers it). Watches on other
-    file systems are left to CRIU, which asks the kernel.
+    A path may be that of a directory above, see the module. init: the container's first process. watches:
+    (inode, device as the kernel numbers it). Watches on other file systems are left to CRIU, which asks the
+    kernel.
     """
     root = f"/proc/{init}/root"
     device = os.stat(f"{root}/").st_dev  # noqa: PTH116
@@ -47,7 +54,14 @@ def watched_paths(init: int, watches: Collection[tuple[int, int]]) -> tuple[tupl
                 if status.st_ino in missing:
                     missing.discard(status.st_ino)
                     found.append(path)
-    return tuple(found), len(missing)
+    told = [sayable(path) for path in found]
+    return tuple(dict.fromkeys(filter(None, told))), len(missing) + told.count("")
+
+
+def sayable(path: str) -> str:
+    """The longest leading part of a path that a line of CRIU's settings can hold, "" if none can."""
+    bad = _UNSAYABLE.search(path)
+    return path if bad is None else path[: bad.start()].rpartition("/")[0]
 
 
 def _kernel_number(device: int) -> int:

@@ -11,13 +11,45 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engines.api import Finding, InvalidRequest
-from engines.criu import extras, forecast, foresee, journal, peers, tree, undo
+from engines.criu import config, extras, forecast, foresee, journal, peers, tree, undo, watches
 from engines.cuda import holders
 from engines.harness import load_profile
 from shim import state
 from tests.support.containers import CHECKOUT
+
+ODD = st.text(
+    st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=12
+)
+
+
+@given(st.lists(ODD, min_size=1, max_size=5))
+def test_no_name_in_a_container_is_a_setting_of_criu(names: list[str]):
+    path = "/" + "/".join(names)
+    told = watches.sayable(path)
+    assert told == path or (path.startswith(f"{told}/") and re.search(r"[^\w.,:+-]", path))
+    assert len(config.dump_config("/s", watched=[told]).splitlines()) == (
+        len(config.dump_config("/s").splitlines()) + 1
+    )
+    assert not re.search(r"[\s\"'#=\\\\]", told)
+
+
+def test_a_watched_file_may_have_any_name(tmp_path: Path):
+    """The path of an ordinary one is told whole, of an odd one the directory above it."""
+    ordinary, odd = tmp_path / "plain", tmp_path / "x\naction-script "
+    for folder in (ordinary, odd, tmp_path / "odd\udcff"):
+        folder.mkdir()
+    inodes = {
+        (entry.stat().st_ino, watches._kernel_number(entry.stat().st_dev)) for entry in tmp_path.iterdir()
+    }
+    found = [f"{tmp_path}{end}" for end in ("", "/odd\udcff", "/plain")]
+    if tmp_path.stat().st_dev != Path("/").stat().st_dev:
+        pytest.skip("only the root file system is looked at")
+    assert sorted(watches.watched_paths(os.getpid(), inodes)[0]) == found
+
 
 EXPIRED = "pos:\t0\nclockid: 1\nticks: 3\nsettime flags: 00\nit_value: (0, 0)\nit_interval: (1, 2000000)\n"
 
