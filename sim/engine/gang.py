@@ -29,7 +29,7 @@ from sim.streams import Streams
 MOST_BARREN = 10_000
 """Failures, or decisions at one moment, without more work kept, after which a job is not going to end."""
 
-MOST_EVENTS = 5_000_000
+MOST_EVENTS = 2_000_000
 """Events of a replication after which it is not going to end."""
 
 COUNTS = ("failures", "maintenances", "migrations", "requeues", "swaps", "restarts_from_replica")

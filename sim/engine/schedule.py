@@ -17,6 +17,9 @@ from sim.errors import SimError
 from sim.laws import Constant, Law
 
 _LONGEST_CYCLE = 100_000
+_MOST_DRAWN = 1_000_000
+"""Checkpoints between two incidents: more would take minutes and fill the memory."""
+
 _BLOCK = 256
 
 
@@ -174,6 +177,11 @@ class DrawnSchedule(Schedule):
         self._persists = [0.0]
 
     def _ends(self, count: int) -> float:
+        if count > _MOST_DRAWN:
+            raise SimError(
+                f"could not draw the costs of {count} checkpoints in a row, one every "
+                f"{self.regime.interval_s:g} s; use a longer interval, or costs that are constants"
+            )
         while len(self._sums) <= count:
             stall_s, persist_s = self._draw(self.first + len(self._sums))
             self._sums.append(self._sums[-1] + self.regime.interval_s + stall_s)

@@ -30,7 +30,7 @@ from sim.engine import gang, hardware, training
 from sim.engine.dispatch import simulate
 from sim.engine.hardware import Announcement, Incident
 from sim.errors import SimError
-from sim.laws import Constant, Exponential, Fixed, Weibull
+from sim.laws import Constant, Exponential, Fixed, Quantiles, Weibull
 from sim.ledger import Ledger, Outcome
 from sim.policies.base import (
     Action,
@@ -327,6 +327,16 @@ def test_a_job_that_can_never_end_is_given_up() -> None:
     assert seen.status == "livelock"
     assert seen.metrics["goodput_s"] == 0
     assert seen.metrics["failures"] >= gang.MOST_BARREN - 1
+
+
+def test_more_checkpoints_than_can_be_drawn_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.engine.schedule._MOST_DRAWN", 1000)
+    storage = (Storage("remote", stall=Quantiles((0.0, 1.0), (1e-3, 2e-3))),)
+    with pytest.raises(SimError, match="one every 0.1 s; use a longer interval"):
+        play(config("periodic", {"interval": 0.1}, storage=storage))
+    # With costs that are constants they are only counted.
+    free = (Storage("remote", stall=Constant(1e-3)),)
+    assert play(config("periodic", {"interval": 0.1}, storage=free)).metrics["checkpoints"] == 9999
 
 
 def test_watching_ends_at_the_horizon_and_what_is_in_memory_is_kept() -> None:
