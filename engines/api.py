@@ -44,6 +44,15 @@ class Finding:
     message: str  # one sentence: what is the case, where
     remedy: str = ""  # what to do about it; empty where nothing needs doing
 
+    def __post_init__(self) -> None:
+        """Names in it come from containers: none may begin a line, or speak to a terminal."""
+        object.__setattr__(self, "message", printable(self.message))
+
+
+def printable(text: str) -> str:
+    """A text with what cannot be printed written as Python escapes it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:

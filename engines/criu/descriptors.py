@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.api import DeviceNeed, FileNeed, ImageCorrupt, PrivilegedNeed, SocketNeed
-from engines.criu.images import ImageReader, Message
+from engines.criu.images import ImageReader, Message, text
 
 _UNSUPPORTED, _TMPFS = 0, 5
 _OVERLAY = 17
@@ -148,7 +148,7 @@ def _on_disk(reg: Message, mounts: Mapping[int, Message]) -> bool:
 
 
 def _path(reg: Message) -> str:
-    return "/" + str(reg.name).lstrip("/")
+    return "/" + text(reg.name).lstrip("/")
 
 
 def _file(reg: Message, *, at_home: bool) -> FileNeed:
@@ -169,7 +169,7 @@ def _bound(usk: Message) -> Iterator[FileNeed]:
     """The directory that a unix socket is bound in; CRIU makes that of a deleted one itself."""
     name = bytes(usk.name)
     if name and not name.startswith(b"\0") and not usk.deleted:
-        path = os.path.normpath(os.path.join("/", str(usk.name_dir), os.fsdecode(name.rstrip(b"\0"))))  # noqa: PTH118
+        path = os.path.normpath(os.path.join("/", text(usk.name_dir), os.fsdecode(name.rstrip(b"\0"))))  # noqa: PTH118
         yield FileNeed(
             path=os.path.dirname(path),  # noqa: PTH120
             size_bytes=-1,
@@ -187,7 +187,7 @@ def _watched(entry: Message) -> Iterator[FileNeed]:
         handles = [mark.ie.f_handle for mark in entry.ffy.mark if mark.HasField("ie")]
     for handle in handles:
         if handle.path:
-            path = "/" + str(handle.path).lstrip("/")
+            path = "/" + text(handle.path).lstrip("/")
             yield FileNeed(path=path, size_bytes=-1, mode=-1, kind="any", use="watched")
 
 
@@ -218,14 +218,14 @@ class _DeviceNodes:
         if mount is None:
             return -1, -1
         if mount.ext_mount or mount.ext_key:
-            return _STANDARD.get(str(mount.ext_key), (-1, -1))
+            return _STANDARD.get(text(mount.ext_key), (-1, -1))
         if int(mount.fstype) != _TMPFS:
             return -1, -1
         device = int(mount.root_dev)
         if device not in self._tables:
             self._tables[device] = self._nodes(f"tmpfs-dev-{device}.tar.gz.img")
-        inside = path.removeprefix("/" + str(mount.mountpoint).strip("/")).lstrip("/")
-        inside = "/".join(part for part in (str(mount.root).strip("/"), inside) if part)
+        inside = path.removeprefix("/" + text(mount.mountpoint).strip("/")).lstrip("/")
+        inside = "/".join(part for part in (text(mount.root).strip("/"), inside) if part)
         found = self._tables[device].get(inside)
         return found[1:] if found and found[0] == kind else (-1, -1)
 

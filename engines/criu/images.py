@@ -183,6 +183,11 @@ def read_file(path: Path, kind: str, types: Schema) -> list[Message]:
     return entries
 
 
+def text(name: str | bytes) -> str:
+    """A name from an image, which protobuf gives as bytes where it is no UTF-8; they are kept (surrogates)."""
+    return os.fsdecode(name)
+
+
 def _check_magic(path: Path, data: bytes, kind: str, types: Schema) -> int:
     """Where the entries begin. Inventories have one magic, everything else has two."""
     want = types.numbers[kind]

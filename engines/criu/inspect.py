@@ -12,7 +12,7 @@ from typing import Literal
 
 from engines.api import IdMapping, ImageCorrupt, MountNeed, Needs, TaskNeeds
 from engines.criu import descriptors, locks, processor
-from engines.criu.images import ImageReader, Message
+from engines.criu.images import ImageReader, Message, text
 from engines.criu.images import load_all as load_all
 from engines.criu.wire import table_of_run
 
@@ -212,7 +212,7 @@ def _task(
         raise _corrupt(reader, f"task {tid} has the unknown seccomp mode {mode}")
     return TaskNeeds(
         pid=tid,
-        comm=str(own.comm or core.tc.comm),
+        comm=text(own.comm or core.tc.comm),
         uids=(int(creds.uid), int(creds.euid), int(creds.suid), int(creds.fsuid)),
         gids=(int(creds.gid), int(creds.egid), int(creds.sgid), int(creds.fsgid)),
         groups=tuple(int(group) for group in creds.groups),
@@ -224,7 +224,7 @@ def _task(
         no_new_privs=bool(creds.no_new_privs),
         seccomp_mode=_SECCOMP_MODES[mode],
         seccomp_filters=_chain(reader, programs, innermost) if mode == 2 else (),
-        lsm_profile=str(creds.lsm_profile),
+        lsm_profile=text(creds.lsm_profile),
         rlimits=rlimits,
         namespaces=namespaces,
         nice=int(own.sched_nice),
@@ -351,16 +351,16 @@ def _extents(extents: Iterable[Message]) -> tuple[IdMapping, ...]:
 
 
 def _mount(entry: Message) -> MountNeed:
-    destination = "/" + str(entry.mountpoint).removeprefix(".").lstrip("/")
+    destination = "/" + text(entry.mountpoint).removeprefix(".").lstrip("/")
     flags = int(entry.flags)
     return MountNeed(
         destination=destination,
-        fstype=_FSTYPES.get(int(entry.fstype), str(entry.fsname) or "other"),
-        source=str(entry.ext_key) or str(entry.source),
+        fstype=_FSTYPES.get(int(entry.fstype), text(entry.fsname) or "other"),
+        source=text(entry.ext_key) or text(entry.source),
         # The root is given by the new bundle too, though CRIU does not mark it.
         external=destination == "/" or bool(entry.ext_mount) or bool(entry.ext_key),
         readonly=bool(flags & _MS_RDONLY),
-        root=str(entry.root),
+        root=text(entry.root),
         flags=tuple(name for name, bit in _MOUNT_FLAGS if flags & bit),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from engines.api import LockNeed
-from engines.criu.images import ImageReader
+from engines.criu.images import ImageReader, text
 
 _FILE = "filelocks.img"
 _POSIX, _FLOCK, _OFD = 1, 2, 4  # leases are left: CRIU waits for nobody there
@@ -25,7 +25,7 @@ def read(reader: ImageReader, tables: Mapping[int, int]) -> tuple[LockNeed, ...]
 
 def _locks(reader: ImageReader, tables: Mapping[int, int]) -> Iterator[LockNeed]:
     paths = {
-        int(entry.id): "/" + str(entry.reg.name).lstrip("/")
+        int(entry.id): "/" + text(entry.reg.name).lstrip("/")
         for entry in reader.read("files.img", "FILES")
         if entry.HasField("reg")
     }

@@ -442,7 +442,7 @@ def processes_with(*words: str) -> list[tuple[int, str]]:
 def status(pid: int, field: str) -> str:
     """One field of /proc/PID/status, empty if the process is gone."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return ""
     match = re.search(rf"^{field}:\s*(.*)$", text, re.MULTILINE)

@@ -35,6 +35,11 @@ def _again(path: Path) -> None:
     path.write_bytes(data)
 
 
+def _unlink_odd(world: World) -> None:
+    odd = os.fsdecode(sources.ODD)
+    (world.rootfs / "data" / odd / f"{odd}log").unlink()
+
+
 def _empty(world: World) -> None:
     for path in (world.rootfs / "data").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -66,6 +71,8 @@ SCENARIOS = (
     ),
     _of("a library is missing", sources.LIBRARY, at("data/answer.so", Path.unlink)),
     _of("a library is longer", sources.LIBRARY, at("data/answer.so", grow)),
+    _of("names that are no text, none changed", sources.ODD_NAMES, short=True),
+    _of("a file whose name is no text is missing", sources.ODD_NAMES, _unlink_odd),
     _of("a mapped file as it was", sources.MAPPED),
     _of("a mapped file is missing", sources.MAPPED, at("data/map", Path.unlink)),
     _of("a mapped file was cut short", sources.MAPPED, at("data/map", lambda path: os.truncate(path, 4096))),

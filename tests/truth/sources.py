@@ -87,6 +87,34 @@ UNIX_SOCKET = Source(
         "listener.listen()",
     ),
 )
+# Names that are no UTF-8, and that hold what a line of settings or of a listing cannot.
+ODD = b'\xff\n #"\\='
+ODD_NAMES = Source(
+    name="odd",
+    args=counting(
+        "import ctypes, fcntl, mmap, os, socket",
+        "libc = ctypes.CDLL(None)",
+        "libc.prctl(15, b'\\xff\\n)', 0, 0, 0)",
+        f"base = b'/data/' + {ODD!r}",
+        "os.mkdir(base)",
+        "os.chdir(base)",
+        f"log = open({ODD!r} + b'log', 'w')",
+        "fcntl.flock(log, fcntl.LOCK_EX)",
+        "memory = os.open(b'map', os.O_RDWR | os.O_CREAT)",
+        "os.truncate(memory, 4096)",
+        "memory = mmap.mmap(memory, 4096)",
+        f"os.mkfifo({ODD!r} + b'fifo')",
+        f"end = os.open({ODD!r} + b'fifo', os.O_RDWR)",
+        "listener = socket.socket(socket.AF_UNIX)",
+        f"listener.bind(base + b'/' + {ODD!r})",
+        "listener.listen()",
+        "gone = open(b'gone\\xfe', 'w+')",
+        "os.unlink(b'gone\\xfe')",
+        "watch = libc.inotify_init1(0)",
+        "assert libc.inotify_add_watch(watch, base, 0x100) > 0",
+        each=("assert os.fstat(log.fileno()).st_nlink and memory[0] == 0",),
+    ),
+)
 LOCK = Source(
     name="lock",
     args=counting("import fcntl", "file = open('/vol/lock', 'a')", "fcntl.flock(file, fcntl.LOCK_EX)"),

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.api import Finding, InvalidRequest
-from engines.criu import config, extras, forecast, foresee, journal, peers, tree, undo, watches
+from engines.criu import config, extras, forecast, foresee, images, journal, peers, tree, undo, watches
 from engines.cuda import holders
 from engines.harness import load_profile
 from shim import state
-from tests.support.containers import CHECKOUT
+from tests.support.containers import CHECKOUT, PREFIX
 
 ODD = st.text(
     st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=12
@@ -87,6 +87,25 @@ def test_an_ordinary_process_is_no_obstacle(tmp_path: Path):
 
 def test_a_process_that_is_gone_is_no_error(tmp_path: Path):
     assert foresee.look(2**22 - 1, tmp_path).findings == []
+
+
+@given(st.text())
+def test_what_is_said_is_one_printable_line(name: str):
+    said = Finding(rule="a.b", severity="refuse", message=f"'{name}' is open").message
+    assert said.isprintable()
+    assert not name.isprintable() or name in said
+
+
+def test_a_name_of_an_image_keeps_its_bytes():
+    made = images.schema(PREFIX / "python").message("FILES")()
+    made.type, made.id = 1, 1
+    made.reg.id, made.reg.flags, made.reg.pos, made.reg.name = 1, 0, 0, "data/x"
+    made.reg.fown.uid = made.reg.fown.euid = made.reg.fown.signum = made.reg.fown.pid = 0
+    made.reg.fown.pid_type = 0
+    raw = made.SerializeToString().replace(b"data/x", b"data/\xff")
+    read = images.schema(PREFIX / "python").message("FILES")()
+    read.ParseFromString(raw)
+    assert os.fsencode(images.text(read.reg.name)) == b"data/\xff"
 
 
 NAMED = (
