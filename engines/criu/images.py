@@ -184,7 +184,7 @@ def read_file(path: Path, kind: str, types: Schema) -> list[Message]:
 
 
 def text(name: str | bytes) -> str:
-    """A name from an image, which protobuf gives as bytes where it is no UTF-8; they are kept (surrogates)."""
+    """A name from an image, which protobuf gives as bytes where it is no UTF-8; those are kept."""
     return os.fsdecode(name)
 
 
