@@ -7,6 +7,13 @@ from typing import Any
 import simpy
 from simpy.events import Event, EventPriority
 
+MOST_EVENTS = 2_000_000
+"""Events of a replication after which it is not going to end."""
+
+
+class LivelockError(Exception):
+    """The work would never end."""
+
 
 class Clock(simpy.Environment):
     """An environment that counts."""
@@ -14,6 +21,11 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self.events = 0
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether there were more events than a replication that ends would have."""
+        return self.events > MOST_EVENTS
 
     def schedule(self, event: Event, priority: EventPriority = EventPriority(1), delay: Any = 0) -> None:  # noqa: B008
         self.events += 1

@@ -13,7 +13,7 @@ from typing import Any
 import simpy
 
 from sim.engine.ahead import ahead, clashes
-from sim.engine.clock import Clock
+from sim.engine.clock import Clock, LivelockError
 from sim.engine.fleet import Fleet
 from sim.engine.hardware import Announcement, Incident
 from sim.engine.link import Flow, Link
@@ -29,18 +29,11 @@ from sim.streams import Streams
 MOST_BARREN = 10_000
 """Failures, or decisions at one moment, without more work kept, after which a job is not going to end."""
 
-MOST_EVENTS = 2_000_000
-"""Events of a replication after which it is not going to end."""
-
 COUNTS = ("failures", "maintenances", "migrations", "requeues", "swaps", "restarts_from_replica")
 """What is counted of a gang."""
 
 Wait = Generator[simpy.Event, Any, None]
 Happened = tuple[Incident | Announcement | Event, Sequence[int]] | None
-
-
-class LivelockError(Exception):
-    """The work would never end."""
 
 
 class _StruckError(Exception):
@@ -481,7 +474,7 @@ class Gang:
 
     def _decide(self) -> None:
         """Notice a policy that goes round in circles, with hardly any time passing or none."""
-        if self._clock.events > MOST_EVENTS:
+        if self._clock.worn_out:
             raise LivelockError
         moment_s, times = self._moment
         times = times + 1 if moment_s == self._clock.now else 0

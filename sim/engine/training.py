@@ -11,9 +11,9 @@ import simpy
 
 from sim.config import Config, Training
 from sim.engine import hardware
-from sim.engine.clock import Clock
+from sim.engine.clock import Clock, LivelockError
 from sim.engine.fleet import Fleet
-from sim.engine.gang import Gang, LivelockError
+from sim.engine.gang import Gang
 from sim.engine.link import Link
 from sim.engine.terms import terms
 from sim.ledger import BUCKETS, Outcome, Span, Status
@@ -72,8 +72,15 @@ def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Out
 def _happen(
     clock: Clock, fleet: Fleet, items: Iterator[hardware.Item]
 ) -> Generator[simpy.Event, object, None]:
-    """Bring about what happens to the machines."""
+    """Bring about what happens to the machines.
+
+    Raises:
+        LivelockError: so much has happened that nobody will ever get enough of them.
+
+    """
     for item in items:
+        if clock.worn_out:
+            raise LivelockError
         yield clock.timeout(max(0.0, item.at_s - clock.now))
         if isinstance(item, hardware.Incident):
             fleet.strike(item)

@@ -339,6 +339,15 @@ def test_more_checkpoints_than_can_be_drawn_are_refused(monkeypatch: pytest.Monk
     assert play(config("periodic", {"interval": 0.1}, storage=free)).metrics["checkpoints"] == 9999
 
 
+def test_a_job_that_never_gets_its_machines_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.engine.clock.MOST_EVENTS", 5000)
+    # Two nodes that are nearly always in repair, never whole at once for long enough.
+    what = config(failures=(NodeFailures(Exponential(1.0)),), repair=Exponential(1e4), horizon_s=math.inf)
+    seen = play(what)
+    assert seen.status == "livelock"
+    assert spent(seen)["waiting"] > 0.9 * seen.metrics["wall_s"]
+
+
 def test_watching_ends_at_the_horizon_and_what_is_in_memory_is_kept() -> None:
     seen = play(config(horizon_s=505.0))
     assert seen.status == "horizon"
@@ -422,7 +431,7 @@ def test_a_policy_that_goes_round_in_circles_ends_with_a_status(monkeypatch: pyt
         start=[SetInterval(100.0)], checkpoint=[SetInterval(100.0), Checkpoint()], persisted=[]
     )
     assert scripted(free, at_once).status == "done"
-    monkeypatch.setattr("sim.engine.gang.MOST_EVENTS", 20_000)
+    monkeypatch.setattr("sim.engine.clock.MOST_EVENTS", 20_000)
     policy = Scripted(start=[SetInterval(100.0)], checkpoint=[SetInterval(1e-9)])
     assert scripted(free, policy).status == "livelock"
 
