@@ -253,26 +253,29 @@ class FileNeed:
 
     size_bytes: -1 where the engine did not record it; mode: permission bits, -1 likewise;
     build_id: hex of the ELF build id, empty if none or not told. kind: "any" where the engine does not tell.
-    use: what tasks have it for: "open" means open or mapped, "socket" that a unix socket is bound in it.
+    use: what tasks have it for: "open" means open or mapped, "socket" that a unix socket is bound in it or to
+    it (then nothing at all may be there too). writable: it is open for writing.
     """
 
     path: str  # inside the container
     size_bytes: int
     mode: int
     build_id: str = ""
-    kind: Literal["file", "directory", "fifo", "any"] = "file"
+    kind: Literal["file", "directory", "fifo", "socket", "any"] = "file"
     use: Literal["open", "working-directory", "watched", "socket"] = "open"
+    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockNeed:
-    """A lock that a task holds on a file and will take again. kind: "flock", or "range" for those of fcntl.
+    """A lock that a task holds on a file and will take again. kind: "flock", "range" for those of fcntl, or a
+    "lease", exclusive where it is one for writing.
 
     first, last: bytes of the file, inclusive; last None for all that follow.
     """
 
     path: str  # inside the container
-    kind: Literal["flock", "range"]
+    kind: Literal["flock", "range", "lease"]
     exclusive: bool
     first: int = 0
     last: int | None = None
@@ -299,7 +302,11 @@ class PrivilegedNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketNeed:
-    """A TCP or UDP socket. address: textual; remote: empty unless connected."""
+    """A TCP or UDP socket. address: textual; remote: empty unless connected.
+
+    v6only: of IPv6, and leaves IPv4 to others. freebind: bound to an address that need not be there.
+    interface: name of the network interface that it is bound to, "" for any.
+    """
 
     family: Literal["inet", "inet6"]
     protocol: Literal["tcp", "udp", "other"]
@@ -308,6 +315,20 @@ class SocketNeed:
     port: int
     remote: str = ""
     remote_port: int = 0
+    v6only: bool = False
+    freebind: bool = False
+    interface: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractNeed:
+    """A unix socket bound to an abstract name of its network namespace.
+
+    name: the bytes after the NUL that it begins with, in hex.
+    """
+
+    name: str
+    kind: Literal["stream", "datagram", "seqpacket"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,8 +372,9 @@ class Needs:
     locks: tuple[LockNeed, ...] = ()
     devices: tuple[DeviceNeed, ...] = ()
     sockets: tuple[SocketNeed, ...] = ()
+    abstract: tuple[AbstractNeed, ...] = ()
     terminal: bool = False
-    memory_bytes: int = 0  # resident memory in the image
+    memory_bytes: int = 0  # resident memory in the image, shared memory and file systems in memory included
     shared_with_host: tuple[str, ...] = ()  # open descriptors that lead out of the container, in words
     privileged: tuple[PrivilegedNeed, ...] = ()
     lock_table: str = ""  # name of the network lock that the dump left

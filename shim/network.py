@@ -200,7 +200,8 @@ def bound_sockets(needs: Needs, *, tcp: Tcp) -> dict[str, list[SocketNeed]]:
     found: dict[str, list[SocketNeed]] = {}
     for need in needs.sockets:
         connected = need.protocol == "tcp" and need.state not in _UNCONNECTED
-        if not plain(need.address).is_unspecified and not (connected and tcp == "close"):
+        free = need.freebind or plain(need.address).is_unspecified
+        if not free and not (connected and tcp == "close"):
             found.setdefault(str(plain(need.address)), []).append(need)
     return found
 

@@ -129,11 +129,28 @@ class _HugepageLimit(_Part, frozen=True):
     limit: _Size | None = None
 
 
+class _Throttle(_Part, frozen=True):
+    major: _I64 | None = None
+    minor: _I64 | None = None
+
+
+class _BlockIO(_Part, frozen=True):
+    throttle_read_bps_device: list[_Throttle] | None = None
+    throttle_write_bps_device: list[_Throttle] | None = None
+    throttle_read_iops_device: list[_Throttle] | None = msgspec.field(
+        name="throttleReadIOPSDevice", default=None
+    )
+    throttle_write_iops_device: list[_Throttle] | None = msgspec.field(
+        name="throttleWriteIOPSDevice", default=None
+    )
+
+
 class _Resources(_Part, frozen=True):
     devices: list[_DeviceRule] | None = None
     memory: _Memory | None = None
     cpu: _Cpu | None = None
     pids: _Pids | None = None
+    block_io: _BlockIO | None = msgspec.field(name="blockIO", default=None)
     hugepage_limits: list[_HugepageLimit] | None = None
     unified: dict[str, str] | None = None
 

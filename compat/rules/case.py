@@ -198,3 +198,8 @@ def is_bind(entry: Mapping[str, Any]) -> bool:
 def clean(path: Any) -> str:
     """A path without what does not matter."""
     return os.path.normpath(str(path))
+
+
+def mib(size: int) -> str:
+    """A size in words, in bytes given."""
+    return f"{max(size, 1 << 20) >> 20} MiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -10,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compat.rules.case import Case, finding, is_bind, rule, specified_mounts
+from compat.rules.case import Case, clean, finding, is_bind, resolve, rule, specified_mounts
 from engines.api import FileNeed, Finding, LockNeed, Needs
 from engines.elf import build_id
 
 
 @rule(
-    *("files.missing", "files.size", "files.mode", "files.build-id"),
+    *("files.missing", "files.size", "files.mode", "files.build-id", "files.immutable", "files.in-way"),
     about="here",
     source="CRIU compares size and mode and fails; another build of the same size was seen to crash later",
 )
@@ -37,6 +38,7 @@ def files(
     """What tasks have open or mapped must be there, of the same kind, size and mode: CRIU refuses anything
     else. Of programs and libraries the build is compared too, which CRIU does not do: another one crashes
     later. The same goes for working directories, for what is watched and for where unix sockets are bound.
+    What was open for writing must not be immutable (chattr +i), and only a socket may be where one is bound.
 
     complete: the image's changes are already in the root file system; else only what the spec binds in from
     elsewhere can be looked at.
@@ -70,6 +72,11 @@ class Places:
         base = next(tops, "/")
         source = self._sources.get(base) if base != "/" else self._root
         inside = path.removeprefix(base).lstrip("/")
+        if base == "/" and source is not None and inside:
+            # As the container sees it: an absolute link leads elsewhere in it, maybe into a mount.
+            above = resolve(source, os.path.dirname(inside))  # noqa: PTH120
+            real = os.path.join(above, os.path.basename(inside))  # noqa: PTH118, PTH119
+            return self.of(real, proper=proper) if real != clean(f"/{inside}") else source / inside
         return source / inside if source and inside else source
 
 
@@ -81,9 +88,11 @@ _IS: Mapping[str, Callable[[int], bool]] = {
     "file": stat.S_ISREG,
     "directory": stat.S_ISDIR,
     "fifo": stat.S_ISFIFO,
+    "socket": stat.S_ISSOCK,
     "any": lambda _: True,
 }
 _KINDS: Mapping[str, str] = {"file": "regular file", "directory": "directory", "fifo": "FIFO"}
+_FS_IOC_GETFLAGS, _FS_IMMUTABLE = 0x80086601, 0x10
 _USES: Mapping[str, str] = {
     "open": "the image has '{}' open",
     "working-directory": "tasks of the image work in '{}'",
@@ -94,6 +103,9 @@ _USES: Mapping[str, str] = {
 
 def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding]:
     remedy = "restore over the container image and the volumes of the dump"
+    if need.kind == "socket":
+        yield from _socket_place(need, path)
+        return
     use = _USES[need.use].format(need.path)
     try:
         found = path.lstat()
@@ -118,6 +130,13 @@ def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding
             f"{use} with mode {need.mode:04o}, here it is {stat.S_IMODE(found.st_mode):04o}",
             remedy,
         )
+    elif need.writable and _is_immutable(path):
+        yield finding(
+            "files.immutable",
+            "refuse",
+            f"{use} for writing, and here it is immutable",
+            f"let it be written to (chattr -i '{path}')",
+        )
     elif content and need.build_id and not _may_be_build(need.build_id, path):
         yield finding(
             "files.build-id",
@@ -125,6 +144,31 @@ def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding
             f"the image has '{need.path}' mapped, and here that is another build of the same size",
             remedy,
         )
+
+
+def _socket_place(need: FileNeed, path: Path) -> Iterator[Finding]:
+    with contextlib.suppress(OSError):  # nothing is there, or its directory is missing, which is told
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            yield finding(
+                "files.in-way",
+                "refuse",
+                f"the image has a unix socket bound to '{need.path}', where something else is here",
+                f"remove '{path}'",
+            )
+
+
+def _is_immutable(path: Path) -> bool:
+    """Whether nobody may write to a file, whatever its mode says."""
+    import fcntl
+
+    with contextlib.suppress(OSError):  # not every file system knows that
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            flags = fcntl.ioctl(descriptor, _FS_IOC_GETFLAGS, bytes(8))
+        finally:
+            os.close(descriptor)
+        return bool(flags[0] & _FS_IMMUTABLE)
+    return False
 
 
 def _may_be_build(wanted: str, path: Path) -> bool:
@@ -175,7 +219,8 @@ def places(
 @rule("files.locked", about="here", source="measured: CRIU waits for the lock until its deadline")
 def locked(case: Case) -> Iterator[Finding]:
     """A lock that a task had on a file of a volume is taken again, and whoever has it meanwhile is waited
-    for. End the other one, or give the container a volume of its own.
+    for; a lease is not given on what another has open for writing. End the other one, or give the container a
+    volume of its own.
     """
     if not case.needs.locks or case.has_kernel:
         return
@@ -196,6 +241,28 @@ def locked(case: Case) -> Iterator[Finding]:
                     f"the image has a lock on '{need.path}', which process {other.pid} has on this node",
                     "end the other one, or give the container a volume of its own",
                 )
+            elif need.kind == "lease" and not _lease(path, need):
+                yield finding(
+                    "files.locked",
+                    "refuse",
+                    f"the image has a lease on '{need.path}', which another process has open on this node",
+                    "end the other one, or give the container a volume of its own",
+                )
+
+
+def _lease(path: Path, need: LockNeed) -> bool:
+    """Whether the kernel gives a lease on a file: it is taken for a moment. Raises OSError."""
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK if need.exclusive else fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno not in {errno.EAGAIN, errno.EBUSY}
+    finally:
+        os.close(descriptor)
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,11 +285,11 @@ class _Held:
 
 
 def _held() -> list[_Held]:
-    """The locks of this node, leases left out. Raises OSError."""
+    """The locks of this node. Raises OSError."""
     found: list[_Held] = []
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()[1:]
-        kinds = {"FLOCK": "flock", "POSIX": "range", "OFDLCK": "range"}
+        kinds = {"FLOCK": "flock", "POSIX": "range", "OFDLCK": "range", "LEASE": "lease"}
         if words[0] in kinds:  # one that only waits begins with an arrow
             found.append(
                 _Held(

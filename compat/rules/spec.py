@@ -60,19 +60,27 @@ def network_kind(case: Case) -> Iterator[Finding]:
         )
 
 
-@rule("spec.ipc", about="spec", source="measured: restored, in an IPC namespace of its own all the same")
-def ipc_kind(case: Case) -> Iterator[Finding]:
-    """An IPC namespace of its own is made again, whatever the new spec says. Restore into a container that
-    has one.
+@rule(
+    *("spec.ipc", "spec.uts"),
+    about="spec",
+    source="measured: restored, in a namespace of its own all the same",
+)
+def own_kinds(case: Case) -> Iterator[Finding]:
+    """An IPC or UTS namespace of its own is made again, whatever the new spec says. Restore into a container
+    that has one.
     """
-    own = case.needs.namespaces.get("ipc") == "own"
-    if own and not case.has_kernel and given(case.new, "ipc") == "host":
-        yield finding(
-            "spec.ipc",
-            "refuse",
-            "the image has an IPC namespace of its own, the new container is to have the host's",
-            "give the new container an IPC namespace",
-        )
+    for kind in () if case.has_kernel else ("ipc", "uts"):
+        if case.needs.namespaces.get(kind) == "own" and given(case.new, kind) == "host":
+            yield finding(
+                f"spec.{kind}",
+                "refuse",
+                f"the image has {_ARTICLES[kind]} namespace of its own, the new container is to have the "
+                "host's",
+                f"give the new container {_ARTICLES[kind]} namespace",
+            )
+
+
+_ARTICLES: Mapping[str, str] = {"ipc": "an IPC", "uts": "a UTS"}
 
 
 @rule("spec.namespaces", about="here", source="measured: Requested network namespace ... does not exist")
@@ -112,8 +120,9 @@ def mounts(case: Case) -> Iterator[Finding]:
                 f"the image has a mount on '{path}', for which the new spec names no source",
                 f"mount something on '{path}' in the new container",
             )
+    shows_cgroups = any(in_cgroup(path) for path in image)  # how is cgroup.mode's
     for path, entry in specified.items():
-        if in_cgroup(path):
+        if in_cgroup(path) and shows_cgroups:
             continue
         found = image.get(path)
         if found is None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engines.api import DeviceNeed, FileNeed, ImageCorrupt, PrivilegedNeed, SocketNeed
+from engines.api import AbstractNeed, DeviceNeed, FileNeed, ImageCorrupt, PrivilegedNeed, SocketNeed
 from engines.criu.images import ImageReader, Message, text
 
 _UNSUPPORTED, _TMPFS = 0, 5
@@ -36,6 +36,11 @@ _STATES: Mapping[int, str] = {
 }
 _INET, _INET6 = 2, 10
 _SOCK_RAW = 3
+_UNIX_KINDS: Mapping[int, Literal["stream", "datagram", "seqpacket"]] = {
+    1: "stream",
+    2: "datagram",
+    5: "seqpacket",
+}
 # A fanotify group that reports file ids instead of handing out descriptors is open to everybody.
 _FAN_REPORT_IDS = 0x600
 _MAX_TMPFS_BYTES = 64 << 20
@@ -62,6 +67,7 @@ class Opened:
     files: tuple[FileNeed, ...]
     devices: tuple[DeviceNeed, ...]
     sockets: tuple[SocketNeed, ...]
+    abstract: tuple[AbstractNeed, ...]
     terminal: bool
     shared: tuple[str, ...]
     namespaces: tuple[int, ...]
@@ -83,6 +89,7 @@ def read(reader: ImageReader, mounts: Iterable[Message], homes: Collection[int] 
     nodes = _DeviceNodes(reader, by_id)
     devices: list[DeviceNeed] = []
     sockets: list[SocketNeed] = []
+    abstract: list[AbstractNeed] = []
     shared: list[str] = []
     namespaces: list[int] = []
     privileged: list[PrivilegedNeed] = []
@@ -101,6 +108,7 @@ def read(reader: ImageReader, mounts: Iterable[Message], homes: Collection[int] 
             shared.append(f"a unix socket whose other end is outside the container ({_text(entry.usk.name)})")
         elif entry.HasField("usk"):
             files |= {(need.path, need.use): need for need in _bound(entry.usk)}
+            abstract += _abstract(entry.usk)
         elif entry.HasField("ify") or entry.HasField("ffy"):
             files |= {(need.path, need.use): need for need in _watched(entry)}
         elif entry.HasField("nsf"):
@@ -113,6 +121,7 @@ def read(reader: ImageReader, mounts: Iterable[Message], homes: Collection[int] 
         files=tuple(files.values()),
         devices=tuple(dict.fromkeys(devices)),
         sockets=tuple(sockets),
+        abstract=tuple(dict.fromkeys(abstract)),
         terminal=_has_orphan(terminals),
         shared=tuple(dict.fromkeys(shared)),
         namespaces=tuple(dict.fromkeys(namespaces)),
@@ -162,14 +171,16 @@ def _file(reg: Message, *, at_home: bool) -> FileNeed:
         build_id=b"".join(struct.pack("<I", int(word) & 0xFFFFFFFF) for word in reg.build_id).hex(),
         kind=kind,
         use="working-directory" if at_home else "open",
+        writable=bool(int(reg.flags) & _O_ACCMODE),
     )
 
 
 def _bound(usk: Message) -> Iterator[FileNeed]:
-    """The directory that a unix socket is bound in; CRIU makes that of a deleted one itself."""
+    """Where a unix socket is bound, and in which directory; CRIU makes that of a deleted one itself."""
     name = bytes(usk.name)
     if name and not name.startswith(b"\0") and not usk.deleted:
         path = os.path.normpath(os.path.join("/", text(usk.name_dir), os.fsdecode(name.rstrip(b"\0"))))  # noqa: PTH118
+        yield FileNeed(path=path, size_bytes=-1, mode=-1, kind="socket", use="socket")
         yield FileNeed(
             path=os.path.dirname(path),  # noqa: PTH120
             size_bytes=-1,
@@ -177,6 +188,12 @@ def _bound(usk: Message) -> Iterator[FileNeed]:
             kind="directory",
             use="socket",
         )
+
+
+def _abstract(usk: Message) -> Iterator[AbstractNeed]:
+    name, kind = bytes(usk.name), _UNIX_KINDS.get(int(usk.type))
+    if name.startswith(b"\0") and kind:
+        yield AbstractNeed(name=name[1:].hex(), kind=kind)
 
 
 def _watched(entry: Message) -> Iterator[FileNeed]:
@@ -297,6 +314,9 @@ def _socket(isk: Message) -> SocketNeed:
         port=int(isk.src_port),
         remote=_address(isk.dst_addr, int(isk.family)) if remote_port else "",
         remote_port=remote_port,
+        v6only=bool(isk.v6only),
+        freebind=bool(isk.ip_opts.freebind),
+        interface=text(isk.opts.so_bound_dev) or text(isk.ifname),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.api import IdMapping, ImageCorrupt, MountNeed, Needs, TaskNeeds
-from engines.criu import descriptors, locks, processor
+from engines.criu import descriptors, locks, processor, shared
 from engines.criu.images import ImageReader, Message, text
 from engines.criu.images import load_all as load_all
 from engines.criu.wire import table_of_run
@@ -54,8 +54,6 @@ _RESET_ON_FORK = 0x40000000
 _TASK_DEAD, _TASK_ZOMBIE = 2, 6
 _MS_RDONLY = 1
 _MOUNT_FLAGS = (("nosuid", 2), ("nodev", 4), ("noexec", 8))
-_PAGE_PRESENT = 1 << 2
-_PAGE_PARENT = 1 << 0
 _AT_PAGESZ = 6
 _LSMS: Mapping[int, str] = {1: "selinux", 2: "apparmor"}
 
@@ -153,7 +151,8 @@ def _needs(
         if reader.exists(name := f"mountpoints-{number}.img")
     }
     mounts = tuple(_mount(entry) for entry in entries.get(init["mount"], ()))
-    opened = descriptors.read(reader, [entry for table in entries.values() for entry in table], homes)
+    mounted = [entry for table in entries.values() for entry in table]
+    opened = descriptors.read(reader, mounted, homes)
     uid_map, gid_map = _id_maps(reader, init["user"])
     run_id = str(inventory.dump_criu_run_id)
     return Needs(
@@ -168,9 +167,10 @@ def _needs(
         locks=locks.read(reader, tables),
         devices=opened.devices,
         sockets=opened.sockets,
+        abstract=opened.abstract,
         terminal=opened.terminal
         or any(m.destination == "/dev/console" and m.fstype == "devpts" for m in mounts),
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_bytes + shared.size(reader, mounted, page_bytes),
         privileged=opened.privileged,
         shared_with_host=(*opened.shared, *_host_descriptors(opened, host)),
         lock_table=table_of_run(run_id) if run_id else "",
@@ -285,10 +285,7 @@ def _memory(reader: ImageReader, pid: int, mappings: processor.Mappings) -> tupl
     """Bytes that one process has in the image or in its parents, and the size of a page."""
     mm = reader.one(f"mm-{pid}.img", "MM")
     mappings.add(mm)
-    pages = 0
-    for entry in reader.read(f"pagemap-{pid}.img", "PAGEMAP"):
-        kept = bool(entry.flags & (_PAGE_PRESENT | _PAGE_PARENT)) if entry.HasField("flags") else True
-        pages += (int(entry.nr_pages) or int(entry.compat_nr_pages)) if kept else 0
+    pages = shared.pages(reader, f"pagemap-{pid}.img")
     words = [int(word) for word in mm.mm_saved_auxv]
     page_bytes = dict(zip(words[::2], words[1::2], strict=False)).get(_AT_PAGESZ, 4096)
     return pages * page_bytes, page_bytes

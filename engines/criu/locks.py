@@ -9,7 +9,7 @@ from engines.api import LockNeed
 from engines.criu.images import ImageReader, text
 
 _FILE = "filelocks.img"
-_POSIX, _FLOCK, _OFD = 1, 2, 4  # leases are left: CRIU waits for nobody there
+_POSIX, _FLOCK, _OFD, _LEASE = 1, 2, 4, 8
 _F_WRLCK = 1
 
 
@@ -31,7 +31,7 @@ def _locks(reader: ImageReader, tables: Mapping[int, int]) -> Iterator[LockNeed]
     }
     opened: dict[int, dict[int, int]] = {}
     for lock in reader.read(_FILE, "FILE_LOCKS"):
-        table, flag, kind = tables.get(int(lock.pid)), int(lock.flag), _kind(int(lock.flag))
+        table, kind = tables.get(int(lock.pid)), _kind(int(lock.flag))
         if table is None or kind is None:
             continue
         if table not in opened:
@@ -44,12 +44,14 @@ def _locks(reader: ImageReader, tables: Mapping[int, int]) -> Iterator[LockNeed]
                 path=path,
                 kind=kind,
                 exclusive=int(lock.type) == _F_WRLCK,
-                first=0 if flag & _FLOCK else first,
-                last=first + size - 1 if size and not flag & _FLOCK else None,
+                first=first if kind == "range" else 0,
+                last=first + size - 1 if size and kind == "range" else None,
             )
 
 
-def _kind(flag: int) -> Literal["flock", "range"] | None:
+def _kind(flag: int) -> Literal["flock", "range", "lease"] | None:
     if flag & _FLOCK:
         return "flock"
+    if flag & _LEASE:
+        return "lease"
     return "range" if flag & (_POSIX | _OFD) else None

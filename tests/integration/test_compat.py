@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compat import profile
-from engines.api import LockNeed
+from engines.api import AbstractNeed, LockNeed
 from engines.criu import processor
 from engines.criu.images import ImageReader
 from engines.criu.inspect import inspect
@@ -37,7 +37,7 @@ def test_a_processor_that_criu_wrote_down_is_read(tmp_path: Path):
 
 
 HOLDS = """
-import ctypes, fcntl, os, socket, time
+import ctypes, fcntl, mmap, os, socket, time
 os.makedirs('/data/home/run'); os.chdir('/data/home')
 there = os.open('/data', os.O_RDONLY)
 os.mkfifo('/data/fifo'); end = os.open('/data/fifo', os.O_RDWR)
@@ -49,6 +49,15 @@ watch = libc.inotify_init1(0)
 assert libc.inotify_add_watch(watch, b'/data/home/run', 0x100) > 0
 whole = open('/data/whole', 'w'); fcntl.flock(whole, fcntl.LOCK_SH)
 part = open('/data/part', 'w'); fcntl.lockf(part, fcntl.LOCK_EX, 10, 5)
+open('/data/leased', 'w').close(); leased = open('/data/leased')
+fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+port = socket.socket(socket.AF_INET6)
+for level, option, value in ((0, 15, 1), (41, 26, 1), (1, 25, b'lo')):
+    port.setsockopt(level, option, value)
+port.bind(('::1', 7))
+room = open('/dev/shm/room', 'wb'); room.write(b'z' * (8 << 20)); room.flush()
+gone = open('/dev/shm/gone', 'wb'); gone.write(b'z' * (8 << 20)); gone.flush(); os.unlink('/dev/shm/gone')
+shared = mmap.mmap(-1, 8 << 20); shared.write(b'z' * (8 << 20))
 print('ready', flush=True); time.sleep(99)
 """
 
@@ -67,12 +76,21 @@ def test_what_tasks_hold_is_read_from_the_image(scene: Scene):
         ("/data", "directory", "open"),
         ("/data/fifo", "fifo", "open"),
         ("/data/home/run", "directory", "socket"),
+        ("/data/home/run/sock", "socket", "socket"),
         ("/data/home/run", "any", "watched"),
         ("/data/whole", "file", "open"),
         ("/data/part", "file", "open"),
+        ("/data/leased", "file", "open"),
+    }
+    assert {need.path for need in needs.files if need.writable} >= {"/data/whole", "/data/part"}
+    assert needs.abstract == (AbstractNeed(name=b"abstract".hex(), kind="stream"),)
+    assert needs.memory_bytes >= 24 << 20, "shared memory and file systems in memory count"
+    assert {(need.port, need.freebind, need.v6only, need.interface) for need in needs.sockets} == {
+        (7, True, True, "lo")
     }
     assert set(needs.locks) == {
         LockNeed(path="/data/whole", kind="flock", exclusive=False),
+        LockNeed(path="/data/leased", kind="lease", exclusive=False),
         LockNeed(path="/data/part", kind="range", exclusive=True, first=5, last=14),
     }
 

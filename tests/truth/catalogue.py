@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.truth import files, gpus, journeys, mounts, network, node, rights, sandboxes
+from tests.truth import files, gpus, journeys, limits, mounts, network, node, rights, sandboxes
 from tests.truth.scenario import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -11,6 +11,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *network.SCENARIOS,
     *rights.SCENARIOS,
     *node.SCENARIOS,
+    *limits.SCENARIOS,
     *sandboxes.SCENARIOS,
     *gpus.SCENARIOS,
     *journeys.JOURNEYS,

@@ -118,7 +118,7 @@ ODD_NAMES = Source(
 LOCK = Source(
     name="lock",
     args=counting("import fcntl", "file = open('/vol/lock', 'a')", "fcntl.flock(file, fcntl.LOCK_EX)"),
-    edit=lambda spec, path: _volume(spec, path),
+    edit=lambda spec, path: with_volume(spec, path),
 )
 WATCH = Source(
     name="watch",
@@ -172,7 +172,8 @@ TERMINAL = Source(name="terminal", args=live("--fill", "1"), terminal=True)
 # --- mounts --------------------------------------------------------------------------------------------
 
 
-def _volume(spec: dict[str, Any], path: Path) -> None:
+def with_volume(spec: dict[str, Any], path: Path) -> None:
+    """Give a container a volume that it may write to."""
     (path / "volume").mkdir()
     spec["mounts"].append(bind(path / "volume", "/vol", writable=True))
 
@@ -180,7 +181,7 @@ def _volume(spec: dict[str, Any], path: Path) -> None:
 VOLUME = Source(
     name="volume",
     args=counting("file = open('/vol/state', 'w')", "file.write('s' * 10)", "file.flush()"),
-    edit=_volume,
+    edit=with_volume,
 )
 
 
@@ -300,7 +301,7 @@ SANDBOX_CHANGES = Source(
     edit=_file_of_the_root,
     engine="gvisor",
 )
-SANDBOX_VOLUME = Source(name="sandbox-volume", args=VOLUME.args, edit=_volume, engine="gvisor")
+SANDBOX_VOLUME = Source(name="sandbox-volume", args=VOLUME.args, edit=with_volume, engine="gvisor")
 
 
 # --- ids, memory ---------------------------------------------------------------------------------------

@@ -173,7 +173,10 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         At(spec=new(linux={"resources": {"memory": {"limit": 1 << 19}}})),
         "refuse",
         At(spec=new(linux={"resources": {"memory": {"limit": -1}}})),
-        CERTAIN,
+        At(
+            image(engine="gvisor", image_version="20240729.0"),
+            spec=new(linux={"resources": {"memory": {"limit": 1 << 19}}}),
+        ),
     ),
     "place.hugepages": (
         At(image(hugepages={"2097152": 5})),
@@ -207,10 +210,16 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         At(image(namespaces={"network": "own", "ipc": "host"}), spec=SPEC),
         CERTAIN,
     ),
-    "place.pids-limit": (
-        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 1}}})),
+    "spec.uts": (
+        At(image(namespaces={"network": "own", "uts": "own"}), spec=SPEC),
         "refuse",
-        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 2}}})),
+        At(image(namespaces={"network": "own", "uts": "host"}), spec=SPEC),
+        CERTAIN,
+    ),
+    "place.pids-limit": (
+        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 4}}})),
+        "refuse",
+        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 5}}})),
         CERTAIN,
     ),
     "mounts.kind": (
@@ -262,7 +271,8 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
 ELSEWHERE = {
     *("files.missing", "files.size", "files.mode", "files.build-id", "mounts.missing", "mounts.added"),
     *("mounts.source", "mounts.place", "mounts.reach", "files.locked", "spec.namespaces"),
-    *("place.ports", "place.pids", "place.cpus"),
+    *("place.ports", "place.pids", "place.cpus", "place.names", "place.interface", "spec.limits"),
+    *("files.immutable", "files.in-way"),
 }
 """Rules that look at this machine, tested in test_rules_here.py and test_compat.py."""
 

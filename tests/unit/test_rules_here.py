@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from compat import verdict
-from engines.api import FileNeed, LockNeed, MountNeed, Needs, SocketNeed
-from tests.support.verdicts import SPEC, At, has, image, named, new, task
+from compat.rules import limits
+from engines.api import AbstractNeed, FileNeed, LockNeed, MountNeed, Needs, SocketNeed
+from tests.support.verdicts import SPEC, At, has, image, named, new, node, task
 
 
 def test_ports(tmp_path: Path):
@@ -48,11 +50,117 @@ def test_ports(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("wanted", "found"),
-    [("0", []), ("0-0", []), ("", []), ("0,60000", ["refuse"]), ("0-60000", ["refuse"]), ("x", [])],
+    [("0", []), ("0-0", []), ("", []), ("0,60000", ["refuse"]), ("0-60000", ["refuse"]), ("x", ["refuse"])],
 )
 def test_processors(wanted: str, found: list[str]):
     spec = new(linux={"resources": {"cpu": {"cpus": wanted}}})
     assert named(At(spec=spec, local=True).found(), "place.cpus") == found
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("0", []), ("60000", ["refuse"]), ("0-", ["refuse"])])
+def test_memory_nodes(wanted: str, found: list[str]):
+    spec = new(linux={"resources": {"cpu": {"mems": wanted}}})
+    assert named(At(spec=spec, local=True).found(), "place.cpus") == found
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"cpu": {"quota": 999, "period": 100000}}, "quota of 999"),
+        ({"cpu": {"quota": 1000, "period": 100000}}, ""),
+        ({"cpu": {"quota": -1, "period": 999}}, "period of 999"),
+        ({"cpu": {"period": 1000001}}, "period of 1000001"),
+        ({"memory": {"limit": 2 << 20, "swap": 1 << 20}}, "less memory with swap (1 MiB)"),
+        ({"memory": {"limit": 2 << 20, "swap": -1}}, ""),
+        ({"memory": {"limit": 2 << 20, "swap": 2 << 20}}, ""),
+        ({"unified": {"memory.max": "1"}}, "unified limits on cgroup hybrid"),
+        ({"hugepageLimits": [{"pageSize": "3MB"}]}, "huge pages of 3MB"),
+        ({"hugepageLimits": [{"pageSize": "huge"}]}, "huge pages of huge"),
+        ({"hugepageLimits": [{"pageSize": "2MB"}]}, ""),
+        ({"hugepageLimits": []}, ""),
+        ({"blockIO": {"throttleWriteIOPSDevice": [{"major": 4095, "minor": 7}]}}, "block device 4095:7"),
+        ({"blockIO": {"weight": 100}}, ""),
+    ],
+)
+def test_limits_that_are_refused(
+    resources: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "groups").write_text("1:hugetlb:/\n")
+    (tmp_path / "hugepages-2048kB").mkdir()
+    monkeypatch.setattr(limits, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(limits, "_HUGE", tmp_path)
+    spec = new(linux={"resources": resources})
+    needs = replace(image(), memory_bytes=0)
+    found = At(needs, node(cgroup_mode="hybrid"), spec=spec, local=True).found()
+    assert named(found, "spec.limits") == (["refuse"] if said else [])
+    assert said in "".join(one.message for one in found)
+    assert (
+        At(needs, spec=new(linux={"resources": {"unified": {"memory.max": "1"}}}), local=True).found() == ()
+    )
+
+
+def test_limits_of_huge_pages_without_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = new(linux={"resources": {"hugepageLimits": [{"pageSize": "2MB"}]}})
+    (tmp_path / "groups").write_text("1:memory:/\n")
+    monkeypatch.setattr(limits, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(limits, "_UNIFIED", tmp_path / "none")
+    assert named(At(spec=spec, local=True).found(), "spec.limits") == ["refuse"]
+    (tmp_path / "none").write_text("memory hugetlb\n")
+    monkeypatch.setattr(limits, "_HUGE", tmp_path / "absent")
+    assert At(spec=spec, local=True).found() == ()
+
+
+def test_resource_limits_that_nobody_knows():
+    for name, found in (("RLIMIT_BOGUS", ["refuse"]), ("RLIMIT_NOFILE", [])):
+        spec = new(process={"rlimits": [{"type": name, "soft": 1, "hard": 1}]})
+        assert named(At(spec=spec, local=True).found(), "spec.limits") == found
+
+
+def of_the_host(**more: Any) -> At:
+    """An image that lived in the host's network, and so shall the new container."""
+    spec = new(linux={"namespaces": [{"type": "pid"}]})
+    return At(image(namespaces={"network": "host"}, **more), spec=spec, local=True)
+
+
+def test_a_port_is_taken_as_the_kernel_sees_it():
+    def found(port: int, state: str = "closed", **more: Any) -> list[str]:
+        values: dict[str, Any] = {
+            "family": "inet",
+            "protocol": "tcp",
+            "state": state,
+            "address": "127.0.0.1",
+            "port": port,
+        }
+        return named(of_the_host(sockets=(SocketNeed(**(values | more)),)).found(), "place.ports")
+
+    with socket.socket() as bound, socket.create_server(("0.0.0.0", 0)) as server:
+        bound.bind(("127.0.0.1", 0))
+        port, other = bound.getsockname()[1], server.getsockname()[1]
+        assert found(port) == found(port, "listen") == ["refuse"]
+        assert found(port, "established") == [], "a connection has its port beside its neighbours"
+        assert found(other, family="inet6", address="::") == ["refuse"]
+        assert found(other, family="inet6", address="::", v6only=True) == []
+        assert found(other, address="192.0.2.1", freebind=True) == ["refuse"]
+        assert found(port, address="192.0.2.1", freebind=True) == []
+    with socket.socket() as sharing:
+        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sharing.bind(("127.0.0.1", 0))
+        sharing.listen()
+        assert found(sharing.getsockname()[1], "listen") == []
+
+
+def test_abstract_names_and_interfaces():
+    name = f"torpor-test-{os.getpid()}"
+    need = AbstractNeed(name=name.encode().hex(), kind="stream")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0{name}")
+        assert named(of_the_host(abstract=(need,)).found(), "place.names") == ["refuse"]
+        assert of_the_host(abstract=(replace(need, kind="datagram"),)).found() == ()
+    assert of_the_host(abstract=(need,)).found() == ()
+    for interface, found in (("lo", []), ("nowhere0", ["refuse"])):
+        bound = SocketNeed(family="inet", protocol="tcp", state="established", address="127.0.0.1", port=1,
+                           interface=interface)  # fmt: skip
+        assert named(of_the_host(sockets=(bound,)).found(), "place.interface") == found
 
 
 def test_process_ids(tmp_path: Path):
@@ -209,3 +317,76 @@ def test_what_the_root_of_a_user_namespace_may_not_enter(tmp_path: Path):
     assert found() == ["refuse"]
     closed.chmod(0o710)
     assert found() == []
+
+
+def in_volume(tmp_path: Path, **more: Any) -> At:
+    entry = {"destination": "/vol", "type": "bind", "source": str(tmp_path), "options": ["bind"]}
+    return At(replace(has("/vol", external=True), **more), spec=new(mounts=[entry]), local=True)
+
+
+def test_a_lease_that_another_keeps_from_being_given(tmp_path: Path):
+    path = tmp_path / "lease"
+    path.touch()
+    reading = LockNeed(path="/vol/lease", kind="lease", exclusive=False)
+    writing = replace(reading, exclusive=True)
+
+    def found(need: LockNeed) -> list[str]:
+        return named(in_volume(tmp_path, locks=(need,)).found(), "files.locked")
+
+    assert found(reading) == found(writing) == []
+    with path.open():
+        assert (found(reading), found(writing)) == ([], ["refuse"])
+    with path.open("a"):
+        assert found(reading) == found(writing) == ["refuse"]
+
+
+def test_only_a_socket_may_be_where_one_is_bound(tmp_path: Path):
+    need = FileNeed(path="/vol/sock", size_bytes=-1, mode=-1, kind="socket", use="socket")
+    case = in_volume(tmp_path, files=(need,))
+    assert case.found() == ()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "sock"))
+        assert case.found() == ()
+    (tmp_path / "sock").unlink()
+    (tmp_path / "sock").mkdir()
+    assert named(case.found(), "files.in-way") == ["refuse"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files immutable")
+def test_what_was_written_to_must_not_be_immutable(tmp_path: Path):
+    (tmp_path / "log").touch()
+    if subprocess.run(["chattr", "+i", tmp_path / "log"], check=False).returncode:
+        pytest.skip("this file system has no such files")
+    try:
+        need = FileNeed(path="/vol/log", size_bytes=0, mode=-1)
+        assert in_volume(tmp_path, files=(need,)).found() == ()
+        found = in_volume(tmp_path, files=(replace(need, writable=True),)).found()
+        assert named(found, "files.immutable") == ["refuse"]
+    finally:
+        subprocess.run(["chattr", "-i", tmp_path / "log"], check=True)
+
+
+def test_an_absolute_link_leads_elsewhere_in_the_container(tmp_path: Path):
+    root, volume = tmp_path / "root", tmp_path / "volume"
+    (root / "real").mkdir(parents=True)
+    volume.mkdir()
+    (root / "data").symlink_to("/real")
+    (root / "mounted").symlink_to("/vol")
+    files = tuple(FileNeed(path=path, size_bytes=-1, mode=-1) for path in ("/data/log", "/mounted/log"))
+    case = in_volume(volume, files=files)
+
+    def missing() -> list[str]:
+        found = verdict.judge_files(case.needs, case.spec or {}, root)
+        return [one.message.split("'")[1] for one in found]
+
+    assert missing() == ["/data/log", "/mounted/log"]
+    (root / "real/log").touch()
+    assert missing() == ["/mounted/log"]
+    (volume / "log").touch()
+    assert missing() == []
+
+
+def test_control_groups_that_only_the_new_spec_mounts():
+    entry = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": []}
+    for needs, found in ((image(), ["unknown"]), (has("/sys/fs/cgroup", "tmpfs"), [])):
+        assert named(At(needs, spec=new(mounts=[entry])).found(), "mounts.added") == found
