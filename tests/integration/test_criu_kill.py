@@ -98,7 +98,7 @@ class Call:
         found: list[int] = []
         for pid in call_processes(self.journal):
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                if Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() == name:
                     found.append(pid)
         return found
 

@@ -30,10 +30,10 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield Scene(inner)
 
 
-def interrupted(scene: Scene, words: list[str], when: float | Callable[[], bool]) -> int:
-    """Run `torpor` and send it SIGINT twice, as an impatient person does.
+def interrupted(scene: Scene, words: list[str], when: float | Callable[[], bool]) -> int | None:
+    """Run `torpor` and send it SIGINT twice, as an impatient person does; its status.
 
-    when: so many seconds after it began, or as soon as this is so.
+    when: so many seconds after it began, or as soon as this is so. None if it ended before anybody saw that.
     """
     process = subprocess.Popen(
         [Path(sys.executable).parent / "torpor", *words],
@@ -46,7 +46,8 @@ def interrupted(scene: Scene, words: list[str], when: float | Callable[[], bool]
     )
     if callable(when):
         while not when():
-            assert process.poll() is None, "it was over before"
+            if process.poll() is not None:
+                return None
     else:
         time.sleep(when)
     for _ in range(2):
@@ -151,7 +152,10 @@ def test_restore_that_nobody_can_end_any_more(scene: Scene) -> None:
     root = str(scene.lab.runc.root)
     scene.torpor("checkpoint", name, "--root", root, "--name", "web", "--stop", "--use", "clone")
     scene.lab.runc.delete(name)
-    for _ in range(TRIES):
+    met = 0
+    for _ in range(3 * TRIES):  # a machine that is busy may look too late
+        if met == TRIES:
+            break
         container_id = scene.lab.new_id("h")
         bundle = str(scene.bundle(container_id))
         words = ["restore", "web", "--bundle", bundle, "--id", container_id, "--root", root, "--detach"]
@@ -160,9 +164,12 @@ def test_restore_that_nobody_can_end_any_more(scene: Scene) -> None:
             found = scene.torpor.state_path.glob(f"containers/*/{container_id}/held")
             return any(path.exists() for path in found)
 
-        assert interrupted(scene, words, held) == 0
+        status = interrupted(scene, words, held)
+        assert status in (0, None)
+        met += status == 0
         assert scene.lab.runc.state(container_id)["status"] == "running"
         scene.lab.runc.delete(container_id)
+    assert met == TRIES
 
 
 # When the restored container is to be noted as held, the memory file system is full, or the call is killed.

@@ -144,7 +144,7 @@ class Containerd:
 
     def _in_cgroup(self, pid: int) -> bool:
         with contextlib.suppress(OSError):
-            return self.tag in Path(f"/proc/{pid}/cgroup").read_text()
+            return self.tag in Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
         return False
 
 

@@ -414,7 +414,7 @@ def thaw(tag: str) -> None:
 
 def mounts_under(*words: str) -> list[str]:
     """Mount points of this machine whose path has one of the words in it."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     return [point for line in lines if any(word in (point := line.split()[4]) for word in words)]
 
 
@@ -429,7 +429,7 @@ def processes_with(*words: str) -> list[tuple[int, str]]:
             continue
         try:
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            groups = (entry / "cgroup").read_text()
+            groups = (entry / "cgroup").read_text(errors="replace")
         except OSError:
             continue
         if status(int(entry.name), "State")[:1] in ("", "Z", "X"):

@@ -77,7 +77,7 @@ def processes(tag: str) -> Iterator[tuple[int, list[str]]]:
 
 def mounts(tag: str) -> list[str]:
     """Mount points of this mount namespace that have the tag in their path, deepest first."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     points = [line.split()[4].replace("\\040", " ") for line in lines]
     return sorted((point for point in points if tag in point), reverse=True)
 
