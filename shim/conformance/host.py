@@ -37,6 +37,7 @@ def mounts_below(path: Path) -> list[str]:
 
 def cgroup_directories(name: str) -> list[Path]:
     """Directories of this name (relative to the root) in every cgroup hierarchy."""
-    rows = [line.split() for line in Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()]
+    text = Path("/proc/self/mounts").read_text(errors="surrogateescape")
+    rows = [line.split() for line in text.splitlines()]
     tops = [Path(row[1]) for row in rows if row[2] in ("cgroup", "cgroup2")]
     return [path for top in tops if (path := top / name).is_dir()]
