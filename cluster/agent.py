@@ -24,6 +24,7 @@ from cluster import away, settle, transport
 from cluster.channel import Channel, Lost
 from cluster.here import Here
 from cluster.serve import serve
+from netmig.errors import NetworkError
 from shim.errors import ShimError, UsageError
 from shim.state import make_private
 
@@ -51,6 +52,10 @@ def run(here: Here) -> None:
     """Listen and settle until a signal ends it. Raises ShimError."""
     signal.signal(signal.SIGTERM, _end)
     with _alone(here), contextlib.ExitStack() as stack:
+        try:
+            here.config.check_leases()
+        except (ShimError, NetworkError) as error:  # what was begun is brought to its end all the same
+            _say(f"{error}; nothing is taken until then")
         _send_on(here)
         server = _listen(here)
         if server is not None:

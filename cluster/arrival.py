@@ -109,7 +109,8 @@ class Arriving:
         try:
             if not arriving.plan.away:
                 here.lease(arriving.identity, wanted.owner)
-            warnings = wiring.make(
+            warnings = () if arriving.plan.away else here.config.unprotected
+            warnings += wiring.make(
                 arriving.identity,
                 arriving.netns_path,
                 away=arriving.plan.away,
@@ -165,7 +166,8 @@ class Arriving:
         return tuple(one.message for one in findings if one.severity == "warn")
 
     def check_space(self, n_bytes: int) -> None:
-        """Raises ShimError unless the store has room for an image."""
+        """Raises ShimError unless the store has room for an image, and the state for the rest."""
+        self.here.check_room(0)
         self.here.node.store.ensure()
         space = os.statvfs(self.here.node.store.path)
         if space.f_bavail * space.f_frsize < n_bytes:

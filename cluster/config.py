@@ -6,6 +6,7 @@ Who may push an image is root on this node, so the file must be root's own.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import tomllib
@@ -46,9 +47,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     node: this node's name. listen: "HOST:PORT" for peers, "" if they come over SSH or not at all. state: a
     directory on disk, root's alone. root: the runtime's --root of containers that arrive. cgroup: they live
-    below it, "" for where they lived before. leases: directory of host-local's store for the pods' network,
-    "" if addresses are not leased on this node. via: where each node has a pod network of its own, this
-    node's addresses by which others route to its pods, one of each family.
+    below it, "" for where they lived before. leases: the pods' network: its CNI configuration, whose
+    ranges are then heeded, or the directory of host-local's store for it; "" if no addresses are leased here.
+    via: where each node has a pod network of its own, this node's addresses by which others route to its
+    pods, one of each family.
     """
 
     node: str
@@ -84,11 +86,37 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.peers[name]
 
     def reserver(self) -> Reserver:
-        """Where this node's addresses are leased."""
+        """Where this node's addresses are leased. Raises UsageError, NetworkError."""
+        path = Path(self.leases)
         if not self.leases:
             return Static()
-        store = Path(self.leases)
-        return HostLocal(store.name, store.parent)
+        if not path.is_file():
+            return HostLocal(path.name, path.parent)
+        try:
+            return HostLocal.of(json.loads(path.read_bytes()))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UsageError(f"could not use {path}, `leases` of agent.toml: {error}; correct it") from None
+
+    def check_leases(self) -> None:
+        """Raises UsageError, NetworkError if what `leases` names would protect no address."""
+        self.reserver()
+        path = Path(self.leases)
+        made = path.is_file() or any(path.glob("last_reserved_ip.*")) or (path / "lock").is_file()
+        if self.leases and not made:
+            raise UsageError(
+                f"could not use {path}, `leases` of agent.toml: it is no directory that host-local has made; "
+                "name the CNI configuration of the pods' network, or dataDir/NAME of that"
+            )
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """A sentence if nobody keeps others from getting a container's addresses."""
+        if self.leases:
+            return ()
+        return (
+            f"agent.toml of node '{self.node}' names no `leases`: its network plugin may give the address to "
+            "another pod",
+        )
 
 
 def split(address: str) -> tuple[str, int]:

@@ -21,7 +21,7 @@ from cluster.channel import Channel, Lost, Refused
 from cluster.company import company
 from cluster.here import NEEDED, Here
 from cluster.messages import Abort, Answer, Commit, Expect, Prepare, Question, Reserve
-from cluster.records import VERDICT, VIA, WISH, Arrival, Departure, Record, new_name
+from cluster.records import OVER, VERDICT, VIA, WISH, Arrival, Departure, Record, begin_departure, new_name
 from cluster.transport import connect
 from engines.api import EngineError, Phase, PhaseInfo
 from netmig import identity as identities
@@ -79,6 +79,8 @@ def migrate(here: Here, found: Found, peer: str, *, name: str = "", trial: bool,
         raise ShimError(f"{words}: node '{peer}' says: {error}") from error
     except Lost as error:
         raise ShimError(f"{words}: {error}; is its agent running?") from error
+    except OSError as error:
+        raise ShimError(f"{words}: {settle.told(error)}") from error
 
 
 class _Leaving:
@@ -116,7 +118,7 @@ class _Leaving:
             plan, spec_data = self._plan()
         with self.record.begun():
             try:
-                self.record.make(plan)
+                begin_departure(self.record, plan)
                 with self._timed("prepare"):
                     self._prepare(plan, spec_data, trial=trial)
                 if not trial:
@@ -151,6 +153,11 @@ class _Leaving:
             raise ShimError(
                 f"{self.words}: its network namespace has no path of its own; give it one that CNI has filled"
             )
+        if netns.exists() and netns.samefile("/proc/self/ns/net"):
+            raise ShimError(
+                f"{self.words}: it has the node's own network, which stays; give it a network namespace of "
+                "its own that CNI has filled"
+            )
         if others := company(self.found.root, self.container_id, netns):
             raise ShimError(
                 f"{self.words}: {', '.join(others)} would stay here without the network that it shares; end "
@@ -164,6 +171,9 @@ class _Leaving:
         if came is not None and came.away:
             identity = wiring.bridged(identity, identities.decode(came.identity))
         self.report.warnings += (*identity.warnings, *wiring.translations(identity)[1])
+        if came is None or not came.away:
+            self.here.config.check_leases()
+            self.report.warnings += self.here.config.unprotected
         away_for = came.owner if came is not None and came.away else ""
         owners = [self.here.config.reserver().owner(one.ip) for one in identities.global_addresses(identity)]
         return Departure(
@@ -218,6 +228,11 @@ class _Leaving:
     def _prepare(self, plan: Departure, spec_data: bytes, *, trial: bool) -> None:
         """Let the target make room, and send it what does not change any more."""
         self.tell(f"asking node '{self.peer}'")
+        memory_bytes = self._memory_bytes()
+        try:
+            self.here.check_room(memory_bytes)
+        except ShimError as error:
+            raise ShimError(f"{self.words}: {error}") from error
         self.channel = connect(self.here.config, self.peer)
         answer = self.channel.ask(
             Reserve(
@@ -228,7 +243,7 @@ class _Leaving:
                 identity=plan.identity,
                 owner=plan.owner,
                 host=prospects.stable(self.node.config),
-                memory_bytes=self._memory_bytes(),
+                memory_bytes=memory_bytes,
                 trial=trial,
                 guest=plan.guest,
                 routed=plan.routed,
@@ -248,6 +263,7 @@ class _Leaving:
         elif not trial:
             self.tell("sending the root file system")
             cargo.send_base(self.channel, cargo.root_of(self.source.bundle_path), self.record.path)
+            self.channel.ask(Question(migration=plan.migration), Answer)  # or it would be refused when frozen
 
     def _check_via(self, plan: Departure, via: tuple[str, ...]) -> None:
         """On routed networks, note by what addresses the target is reached. Raises ShimError."""
@@ -398,7 +414,7 @@ class _Leaving:
             self.report.phases_ms |= answer.times_ms
         self.tell("cleaning up")
         deadline = time.monotonic() + _FOLLOW_S
-        while not settle.departure(self.here, self.record):
+        while not self._settled():
             if time.monotonic() > deadline:
                 raise InDoubt(
                     f"container '{self.container_id}' has left for node '{self.peer}', which does not say "
@@ -406,6 +422,18 @@ class _Leaving:
                 )
             time.sleep(_AGAIN_S)
         self.report.downtime_ms = self.report.downtime_ms or (time.monotonic() - self.frozen_at) * 1000
+
+    def _settled(self) -> bool:
+        """Whether nothing of it is left here, or nothing that would concern the container."""
+        try:
+            return settle.departure(self.here, self.record)
+        except settle.Failures as error:
+            if not self.record.read(OVER):
+                raise
+            self.report.warnings.append(
+                f"something of it is left here, which the agent tries to remove again: {settle.told(error)}"
+            )
+            return True
 
     def _fail(self, error: BaseException) -> None:
         """Nothing of it is left here, if that is ours to decide; the channel's end tells the target."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from shim.cli.node import Node
 from shim.config import engine_settings
 from shim.errors import ShimError
 
+_NOTES_BYTES = 16 << 20
 NEEDED = frozenset({"phases", "verdict", "held-restore", "tcp-established", "external-netns"})
 """What an engine must be capable of to migrate a container."""
 
@@ -52,7 +54,8 @@ class Here:
         bundle.ask_runtime(config.runtime_path, ("--root", root), "delete", "--force", container_id)
 
     def lease(self, identity: Identity, owner: str) -> None:
-        """Reserve a container's addresses for it. Raises NetworkError; then none is."""
+        """Reserve a container's addresses for it. Raises NetworkError, UsageError; then none is."""
+        self.config.check_leases()
         reserver = self.config.reserver()
         taken: list[tuple[str, Owner]] = []
         try:
@@ -72,6 +75,16 @@ class Here:
         reserver = self.config.reserver()
         for address in global_addresses(identity):
             reserver.release(address.ip, Owner(container_id=owner, ifname=address.ifname))
+
+    def check_room(self, n_bytes: int) -> None:
+        """Raises ShimError unless the agent's state has room for `n_bytes` and what there is to be noted."""
+        space = os.statvfs(self.config.state)
+        free, wanted = space.f_bavail * space.f_frsize, n_bytes + _NOTES_BYTES
+        if free < wanted:
+            raise ShimError(
+                f"the file system of its state, {self.config.state}, has {free >> 20} MiB free and the "
+                f"migration needs {wanted >> 20}; free some space"
+            )
 
     def audit(self, event: str, **fields: object) -> None:
         """Tell the node's audit log."""

@@ -141,7 +141,10 @@ class Record:
         try:
             return msgspec.json.decode((self.path / PLAN).read_bytes(), type=kind)
         except (OSError, msgspec.MsgspecError) as error:
-            raise ShimError(f"could not read {self.path / PLAN}: {error}; remove the directory") from None
+            raise ShimError(
+                f"could not read {self.path / PLAN}: {error}; bring that file back, or end its container, "
+                "and only then remove the directory, in which a container that has arrived has its files"
+            ) from None
 
     def write(self, name: str, word: str) -> None:
         """Write one of the lines. Raises OSError."""
@@ -184,6 +187,30 @@ class Record:
             yield os.fstat(descriptor).st_nlink > 0
         finally:
             os.close(descriptor)
+
+
+def begin_departure(record: Record, plan: Departure) -> None:
+    """Write what it is about, unless the container is leaving already. Raises ShimError, OSError."""
+    descriptor = os.open(record.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # of two who begin at the same time one sees the other
+        for other in all_of(record.path.parent):
+            if other.migration != record.migration and other.exists() and _goes_on(other):
+                theirs = other.plan(Departure)
+                if (theirs.container_id, theirs.root) == (plan.container_id, plan.root):
+                    raise ShimError(
+                        f"a migration of it to '{theirs.peer}' is under way, {other.migration}; wait for "
+                        "that, or see `torpor migrate --list`"
+                    )
+        record.make(plan)
+    finally:
+        os.close(descriptor)
+
+
+def _goes_on(record: Record) -> bool:
+    """Whether somebody is at work on a departure, or has to bring it to its end."""
+    with record.locked() as ours:
+        return not ours or bool(record.read(VERDICT))
 
 
 def all_of(parent: Path) -> Iterator[Record]:

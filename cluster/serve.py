@@ -30,7 +30,7 @@ from cluster.messages import (
     Standing,
 )
 from cluster.records import STANDING, WISH, Arrival, Record
-from cluster.settle import Failures
+from cluster.settle import Failures, told
 from shim.errors import ShimError
 
 _STANDINGS: dict[str, Standing] = {
@@ -102,8 +102,9 @@ class _Session:
         except Refused as error:
             self.channel.send(Refusal(cause=str(error)))
         except Failures as error:
-            self.here.audit("migrate", peer=self.peer, verdict=f"refused: {error}")
-            self.channel.send(Refusal(cause=str(error)))
+            cause = told(error)
+            self.here.audit("migrate", peer=self.peer, verdict=f"refused: {cause}")
+            self.channel.send(Refusal(cause=cause))
         else:
             self.channel.send(answer)
 
@@ -121,6 +122,8 @@ class _Session:
                 with self._record(said.migration) as record:
                     return Answer(standing=self._abort(record, said))
             case Question():
+                if self._failure:  # nobody has been frozen for it yet
+                    raise ShimError(self._failure)
                 return Answer(standing=self._standing(said.migration))
             case Gone():
                 return self._gone(Record(self.here.config.away, said.migration))
@@ -195,7 +198,7 @@ class _Session:
             try:
                 path = self._place(said)
             except Failures as error:
-                self._failure = str(error)
+                self._failure = told(error)
         try:
             self.channel.receive_file(path, said.size_bytes, offset=said.offset)
             if said.place == "base" and self._arriving is not None and not self._failure:
@@ -203,7 +206,7 @@ class _Session:
         except Lost:
             raise
         except Failures as error:
-            self._failure = self._failure or str(error)
+            self._failure = self._failure or told(error)
 
     def _place(self, said: Send) -> Path:
         if self._arriving is None:
@@ -221,11 +224,11 @@ class _Session:
 
     def _prepare(self, said: Prepare) -> Answer:
         arriving, staged = self._arriving, self._staged
-        if arriving is None or staged is None:
-            raise ShimError("nothing was sent that could be restored")
+        if arriving is None:
+            raise ShimError("nothing was announced that could be restored")
         try:
-            if self._failure:
-                raise ShimError(self._failure)
+            if self._failure or staged is None:
+                raise ShimError(self._failure or "nothing was sent that could be restored")
             arriving.mount()
             arriving.record.write(STANDING, "preparing")
             self.here.node.store.commit(staged, arriving.reference)

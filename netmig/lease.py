@@ -128,6 +128,8 @@ class HostLocal:
     def release(self, ip: str, owner: Owner) -> bool:
         """See Reserver."""
         address = ipaddress.ip_address(ip)
+        if self._read(address) is None:
+            return False  # and no store is made where there is none
         with self._locked():
             if self._read(address) != owner:
                 return False

@@ -27,7 +27,7 @@ def command(config_path: Path | None, stdio: bool) -> None:
     \b
       node = "node-a"
       listen = "10.0.0.1:7077"
-      leases = "/var/lib/cni/networks/podnet"
+      leases = "/etc/cni/net.d/10-podnet.conflist"
       via = ["10.0.0.1"]          # only where each node has a pod network of its own
       [tls]
       certificate = "/etc/torpor/node-a.pem"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -19,6 +20,8 @@ from cluster.settle import resolve
 from netmig.errors import NetworkError
 from shim.cli.node import this_node
 from shim.errors import ShimError, UsageError
+
+T = TypeVar("T", Departure, Arrival)
 
 _PHASES = ("prepare", "dump", "transfer", "restore", "switch", "plug", "release")
 
@@ -122,13 +125,15 @@ def _show(report: Report) -> None:
 def _list(here: Here, *, as_json: bool) -> None:
     rows: list[dict[str, str]] = []
     for record in filter(Record.exists, all_of(here.config.departures)):
-        plan = record.plan(Departure)
+        if (plan := _plan(record, Departure, rows)) is None:
+            continue
         state = {"hold": "in doubt", "commit": "leaving", "": "preparing"}.get(
             record.read(VERDICT), "staying"
         )
         rows.append(_row(record.migration, plan.container_id, f"to {plan.peer}", state))
     for record in filter(Record.exists, all_of(here.config.arrivals)):
-        plan = record.plan(Arrival)
+        if (plan := _plan(record, Arrival, rows)) is None:
+            continue
         standing = record.read(STANDING)
         state = "in doubt" if standing == "prepared" else "here" if standing == "settled" else standing
         rows.append(_row(record.migration, plan.container_id, f"from {plan.peer}", state))
@@ -141,6 +146,16 @@ def _list(here: Here, *, as_json: bool) -> None:
     for row in rows:
         table.add_row(*row.values())
     Console().print(table)
+
+
+def _plan(record: Record, kind: type[T], rows: list[dict[str, str]]) -> T | None:
+    """What a migration is about; None, with a row that says so, if its record is damaged."""
+    try:
+        return record.plan(kind)
+    except ShimError as error:
+        click.echo(f"warning: {error}", err=True)
+        rows.append(_row(record.migration, "", "", "damaged"))
+        return None
 
 
 def _row(migration: str, container_id: str, way: str, state: str) -> dict[str, str]:

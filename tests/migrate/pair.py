@@ -17,7 +17,7 @@ from typing import Any
 
 import trustme
 
-from tests.netlab.nodes import NETNS, POD_NETWORK, Kind, Lab, Node
+from tests.netlab.nodes import NETNS, Kind, Lab, Node
 from tests.netlab.pods import Pod, build_server, new_pod
 from tests.netlab.traffic import Client, Tally
 from tests.support.containers import (
@@ -48,6 +48,8 @@ class Agent:
         self.path.mkdir(parents=True)
         self.state_path = self.path / "state"
         self.config_path = self.path / "agent.toml"
+        self.network_path = self.path / "pods.conf"
+        self.network_path.write_text(json.dumps(node.cni_config()))
         certificate = authority.issue_cert(node.name)
         authority.cert_pem.write_to_path(self.path / "ca.pem")
         certificate.private_key_pem.write_to_path(self.path / "key.pem")
@@ -58,7 +60,7 @@ class Agent:
             f'state = "{self.state_path}"',
             f'root = "{node.runc.root}"',
             f'cgroup = "/{lab.tag}/{node.name}"',
-            f'leases = "{node.leases_path / POD_NETWORK}"',
+            f'leases = "{self.network_path}"',
             *([f'via = ["{node.address}", "{node.address6}"]'] if lab.kind == "routed" else []),
             "[tls]",
             f'certificate = "{self.path / "cert.pem"}"',

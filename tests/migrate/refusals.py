@@ -11,6 +11,7 @@ import trustme
 
 from tests.migrate.pair import PORT, Pair, Pairs
 from tests.netlab.nodes import POD_NETWORK
+from tests.support.containers import command
 
 pytestmark = pytest.mark.engine
 
@@ -59,6 +60,32 @@ def _leased(place: Pair) -> Callable[[], object]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"somebody\r\neth0")
     return path.unlink
+
+
+def _out_of_range(place: Pair) -> Callable[[], object]:
+    path = place.agents[1].network_path
+    before = path.read_text()
+    path.write_text(before.replace('"rangeStart": "10.88.0.10"', '"rangeStart": "10.88.0.199"'))
+    assert path.read_text() != before
+    return lambda: path.write_text(before)
+
+
+def _no_network(place: Pair) -> Callable[[], object]:
+    path = place.agents[1].network_path
+    path.rename(path.with_name("aside"))
+    return lambda: path.with_name("aside").rename(path)
+
+
+def _full(number: int) -> Prepare:
+    """The file system of an agent's state has no room."""
+
+    def prepare(place: Pair) -> Callable[[], object]:
+        path = place.agents[number].state_path
+        command("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path)
+        _again(place, number)
+        return lambda: (command("umount", "--lazy", path), _again(place, number))
+
+    return prepare
 
 
 def _answered(place: Pair) -> Callable[[], object]:
@@ -130,13 +157,17 @@ def _away(place: Pair) -> Callable[[], object]:
     return place.agents[1].start
 
 
-def _again(place: Pair) -> None:
-    place.agents[1].kill()
-    place.agents[1].start()
+def _again(place: Pair, number: int = 1) -> None:
+    place.agents[number].kill()
+    place.agents[number].start()
 
 
 CASES: dict[str, tuple[Prepare, str]] = {
     "address-leased": (_leased, "container 'somebody' (eth0) has it"),
+    "address-out-of-range": (_out_of_range, "its ranges are 10.88.0.199 to 10.88.0.199"),
+    "mistyped-leases": (_no_network, "no directory that host-local has made"),
+    "full": (_full(1), "MiB free and the migration needs 16; free some space"),
+    "full-here": (_full(0), "MiB free and the migration needs"),
     "address-answered": (_answered, "is in use by"),
     "no-bridge": (
         _ip("link set cni0 down", "link set cni0 name br7", back="link set br7 name cni0 up"),

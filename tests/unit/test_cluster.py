@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from cluster import cargo, config
+from cluster import cargo, config, settle
 from cluster.channel import Channel, Lost, Refused
+from cluster.cli import migrate as migrate_cli
 from cluster.config import split
+from cluster.here import Here
 from cluster.messages import Answer, Busy, Prepare, Question, Refusal, Send
-from cluster.records import VERDICT, Departure, Record, all_of, check_name, new_name
+from cluster.records import PLAN, VERDICT, Departure, Record, all_of, begin_departure, check_name, new_name
 from cluster.transport import Pipes
+from netmig.errors import NetworkError
+from netmig.lease import Owner
 from shim.errors import ShimError, UsageError
 
 
@@ -276,6 +284,49 @@ def test_nobody_else_may_write_it(tmp_path: Path, mode: int) -> None:
         load(tmp_path, WHOLE, mode)
 
 
+def with_leases(path: Path, leases: Path) -> config.Config:
+    return load(path, WHOLE.replace("/var/lib/cni/networks/pods", str(leases)))
+
+
+def test_leases_are_of_a_network_that_is_there(tmp_path: Path) -> None:
+    store = tmp_path / "pods"
+    for make in (lambda: None, store.mkdir, (store / "10.88.0.9").touch):
+        make()
+        with pytest.raises(UsageError, match="no directory that host-local has made"):
+            with_leases(tmp_path, store).check_leases()
+    (store / "last_reserved_ip.0").touch()
+    with_leases(tmp_path, store).check_leases()
+    reserver = with_leases(tmp_path, store).reserver()
+    reserver.reserve("10.88.0.1", Owner(container_id="c"))
+    assert (store / "10.88.0.1").exists()
+
+
+def test_leases_by_a_cni_configuration_are_of_its_ranges(tmp_path: Path) -> None:
+    network = tmp_path / "10-pods.conflist"
+    ipam = {"type": "host-local", "dataDir": str(tmp_path), "subnet": "10.88.0.0/24"}
+    network.write_text(json.dumps({"name": "pods", "plugins": [{"type": "bridge", "ipam": ipam}]}))
+    read = with_leases(tmp_path, network)
+    read.check_leases()
+    read.reserver().reserve("10.88.0.7", Owner(container_id="c"))
+    assert (tmp_path / "pods" / "10.88.0.7").exists()
+    with pytest.raises(NetworkError, match=r"its ranges are 10\.88\.0\.1 to 10\.88\.0\.254"):
+        read.reserver().reserve("10.89.0.7", Owner(container_id="c"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": 1}', '{"plugins": [1]}', '{"ipam": 7}', "\xff"])
+def test_a_damaged_cni_configuration_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.conf").write_text(text, encoding="latin-1")
+    with pytest.raises((UsageError, NetworkError), match="could not use"):
+        with_leases(tmp_path, tmp_path / "x.conf").check_leases()
+
+
+def test_no_leases_are_warned_of(tmp_path: Path) -> None:
+    read = load(tmp_path, WHOLE.replace('leases = "/var/lib/cni/networks/pods"\n', ""))
+    read.check_leases()
+    assert ["names no `leases`" in one for one in read.unprotected] == [True]
+    assert load(tmp_path, WHOLE).unprotected == ()
+
+
 # --- records -------------------------------------------------------------------------------------------
 
 
@@ -323,3 +374,56 @@ def test_a_record_comes_and_goes(tmp_path: Path) -> None:
 def test_a_name_that_is_no_name(name: str) -> None:
     with pytest.raises(ShimError, match="sixteen hex digits"):
         check_name(name)
+
+
+def test_one_container_leaves_once_at_a_time(tmp_path: Path) -> None:
+    first, second = (Record(tmp_path, name * 16) for name in "01")
+    with first.begun():
+        begin_departure(first, plan())
+        with second.begun(), pytest.raises(ShimError, match=f"is under way, {'0' * 16}"):
+            begin_departure(second, plan())
+        with second.begun():
+            begin_departure(second, msgspec.structs.replace(plan(), container_id="other"))
+        second.remove()
+    with second.begun():
+        begin_departure(second, plan())  # the first was killed before there was anything to decide
+        second.remove()
+    first.write(VERDICT, "hold")
+    with second.begun(), pytest.raises(ShimError, match="is under way"):
+        begin_departure(second, plan())
+
+
+def test_a_damaged_record_is_listed_among_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Here(config=config.Config(node="a", state=tmp_path), node=cast("Any", None))
+    for name in ("0" * 16, "1" * 16):
+        record = Record(here.config.departures, name)
+        with record.begun():
+            record.make(plan())
+    (here.config.departures / ("0" * 16) / PLAN).write_text("{")
+    arrived = here.config.arrivals / ("2" * 16)
+    arrived.mkdir(parents=True)
+    (arrived / PLAN).write_text("")
+    migrate_cli._list(here, as_json=True)  # pyright: ignore[reportPrivateUsage]
+    said = capsys.readouterr()
+    assert [row["state"] for row in json.loads(said.out)] == ["damaged", "preparing", "damaged"]
+    assert said.err.count("end its container, and only then remove the directory") == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "free some space"), (errno.EROFS, "remount it"), (errno.ENOTDIR, "look at it")],
+)
+def test_errors_of_files_name_place_and_remedy(number: int, words: str) -> None:
+    told = settle.told(OSError(number, os.strerror(number), "/x/y"))
+    assert told == f"could not use '/x/y': {os.strerror(number)}; {words}"
+    assert settle.told(ShimError("could not do it; do not")) == "could not do it; do not"
+    assert settle.told(OSError(number, os.strerror(number))).startswith("could not use its state: ")
+
+
+def test_room_is_asked_of_the_file_system_of_the_state(tmp_path: Path) -> None:
+    here = Here(config=config.Config(node="a", state=tmp_path), node=cast("Any", None))
+    here.check_room(0)
+    with pytest.raises(ShimError, match=f"{tmp_path}, has [0-9]+ MiB free and the migration needs"):
+        here.check_room(1 << 60)
