@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compat.capabilities import mask, names
-from compat.rules.case import Case, clean, finding, part, rule
+from compat.rules.case import Case, clean, finding, given, part, rule
 from engines.api import Finding
 
 _N_NAMED = 6
@@ -37,7 +37,8 @@ def _some(names: Sequence[str]) -> str:
 @rule("spec.edit.ignored", about="spec", source="CRIU and runsc restore memory: nothing is executed again")
 def ignored(case: Case) -> Iterator[Finding]:
     """Arguments, environment, working directory, image command and limits of the process (rlimits, OOM score,
-    priority) are those of the dump: a change is ignored. Start the container anew to have it.
+    priority) are those of the dump, and so are host name and sysctls of namespaces that the image holds: a
+    change is ignored. Start the container anew to have it.
     """
     if case.origin.dump_spec is None:
         return
@@ -54,6 +55,11 @@ def ignored(case: Case) -> Iterator[Finding]:
         )
         if _differs(old.get(key), new.get(key))
     ]
+    if _differs(*_host_names(case)) and given(case.new, "uts") == "own":
+        changed.append("the host name")
+    sysctls = [name for name in _changed_sysctls(case) if not _is_applied(case, name)]
+    if sysctls:
+        changed.append(f"sysctls ({_some(sysctls)})")
     names = _changed_names(old.get("env") or (), new.get("env") or ())
     if names:
         changed.append(f"the environment ({_some(names)})")
@@ -61,9 +67,24 @@ def ignored(case: Case) -> Iterator[Finding]:
         yield finding(
             "spec.edit.ignored",
             "warn",
-            f"the new spec changes {'; '.join(changed)}: a restored process keeps what it had",
+            f"the new spec changes {'; '.join(changed)}: a restored container keeps what it had",
             "start the container without torpor.dev/restore-from to have the change",
         )
+
+
+def _host_names(case: Case) -> tuple[Any, Any]:
+    return (case.origin.dump_spec or {}).get("hostname"), case.new.get("hostname")
+
+
+def _changed_sysctls(case: Case) -> list[str]:
+    old, new = (part(section, "sysctl") for section in _sections(case, "linux"))
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+
+
+def _is_applied(case: Case, sysctl: str) -> bool:
+    """A network namespace of the container's own is made anew and set up as the new spec says."""
+    of_network = sysctl.replace(".", "/").startswith("net/")
+    return of_network and not case.has_kernel and given(case.new, "network") == "own"
 
 
 def _changed_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
@@ -220,8 +241,9 @@ def _by_destination(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 @rule("spec.edit.applied", about="spec", source="cgroups, host name and annotations are made by the runtime")
 def applied(case: Case) -> Iterator[Finding]:
-    """Labels and annotations, cgroup limits, the cgroup's path, host name and probes are the new container's:
-    a change is applied. Nothing needs to be done.
+    """Labels and annotations, cgroup limits, the cgroup's path, probes, the host name of a pod (its UTS
+    namespace, given by path) and `net.*` sysctls of a network namespace of its own are the new container's: a
+    change is applied. Nothing needs to be done.
     """
     if case.origin.dump_spec is None:
         return
@@ -231,11 +253,15 @@ def applied(case: Case) -> Iterator[Finding]:
         for before, after, words in (
             (old.get("resources"), new.get("resources"), "cgroup limits"),
             (old.get("cgroupsPath"), new.get("cgroupsPath"), "the cgroup's path"),
-            (case.origin.dump_spec.get("hostname"), case.new.get("hostname"), "the host name"),
             (case.origin.dump_spec.get("annotations"), case.new.get("annotations"), "annotations"),
         )
         if _differs(before, after)
     ]
+    if _differs(*_host_names(case)) and given(case.new, "uts") != "own":
+        changed.append("the host name")
+    sysctls = [name for name in _changed_sysctls(case) if _is_applied(case, name)]
+    if sysctls:
+        changed.append(f"sysctls ({_some(sysctls)})")
     if changed:
         message = f"the new spec changes {', '.join(changed)}, which is applied"
         yield finding("spec.edit.applied", "ok", message, "")

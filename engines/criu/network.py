@@ -1,7 +1,8 @@
-"""The one thing about a network namespace that CRIU and runc leave undone: its loopback device is down.
+"""What CRIU and runc leave undone in a network namespace that they make at a restore.
 
-At a cold start runc brings it up in a namespace that it makes; at a restore nobody does, and connections that
-the container has to itself could not be made again. A namespace given by path is its maker's business.
+Its loopback device is down, so that connections that the container has to itself could not be made again, and
+its settings (`net.*` of the spec's sysctl) are the kernel's. At a cold start runc sees to both. A namespace
+given by path is its maker's business.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
@@ -21,6 +23,39 @@ _IFF_UP = 1
 
 def raise_loopback(netns_path: Path) -> None:
     """Bring `lo` up in a network namespace. Raises OSError."""
+
+    def bring_up() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            request = struct.pack("16sH22x", b"lo", 0)
+            (flags,) = struct.unpack_from("H", fcntl.ioctl(control, _SIOCGIFFLAGS, request), 16)
+            fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+
+    _inside(netns_path, bring_up)
+
+
+def of_network(sysctls: Mapping[str, str]) -> dict[str, str]:
+    """Those of a spec's sysctls that belong to a network namespace."""
+    return {name: str(value) for name, value in sysctls.items() if name.replace(".", "/").startswith("net/")}
+
+
+def set_sysctls(netns_path: Path, sysctls: Mapping[str, str]) -> None:
+    """Set sysctls of a network namespace, by names as in a spec. Raises OSError, which names the file."""
+
+    def write() -> None:
+        for name, value in sysctls.items():
+            # As runc does, which has looked at the names too.
+            path = os.path.normpath(f"/proc/sys/{name.replace('.', '/')}")
+            if not path.startswith("/proc/sys/net/"):
+                raise PermissionError(1, "it belongs to no network namespace", path)
+            try:
+                Path(path).write_text(value)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from error
+
+    _inside(netns_path, write)
+
+
+def _inside(netns_path: Path, do: Callable[[], None]) -> None:
     failure: list[OSError] = []
 
     def inside() -> None:
@@ -34,10 +69,7 @@ def raise_loopback(netns_path: Path) -> None:
                     raise OSError(code, os.strerror(code), str(netns_path))
             finally:
                 os.close(descriptor)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-                request = struct.pack("16sH22x", b"lo", 0)
-                (flags,) = struct.unpack_from("H", fcntl.ioctl(control, _SIOCGIFFLAGS, request), 16)
-                fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+            do()
         except OSError as error:
             failure.append(error)
 

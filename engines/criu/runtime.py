@@ -6,10 +6,12 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.api import EngineSettings, EngineUnavailable, InvalidRequest
+from engines.criu.network import of_network
 
 _ANSWER_S = 30.0
 
@@ -29,7 +31,7 @@ class Bundle:
     """What a bundle says.
 
     netns: path of its network namespace, empty if the container makes its own. root_id: what the container's
-    root is on the host, 0 without a user namespace.
+    root is on the host, 0 without a user namespace. sysctls: of its network namespace.
     """
 
     rootfs_path: Path
@@ -37,6 +39,7 @@ class Bundle:
     cgroups_path: str
     annotations: dict[str, str]
     root_id: int = 0
+    sysctls: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Runtime:
@@ -94,6 +97,7 @@ class Runtime:
                 cgroups_path=spec.get("linux", {}).get("cgroupsPath") or "",
                 annotations=spec.get("annotations") or {},
                 root_id=_root_id(spec.get("linux", {}).get("uidMappings") or []),
+                sysctls=of_network(spec.get("linux", {}).get("sysctl") or {}),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from engines.api import CheckpointRequest, EngineTimeout, InvalidRequest, PhaseInfo, RestoreRequest
 from engines.criu import calls, cgroups, extras, wire
 from engines.criu.journal import Journal
-from engines.criu.network import raise_loopback
+from engines.criu.network import raise_loopback, set_sysctls
 from engines.criu.outlook import Outlook
 from engines.criu.phases import Stage
 from engines.criu.runtime import Container
@@ -122,10 +123,11 @@ class DumpStages:
 
 
 class RestoreStages:
-    """Answers CRIU at the stages of a restore."""
+    """Answers CRIU at the stages of a restore. sysctls: of the network namespace, if it is made anew."""
 
-    def __init__(self, request: RestoreRequest, journal: Journal) -> None:
+    def __init__(self, request: RestoreRequest, journal: Journal, sysctls: Mapping[str, str]) -> None:
         self._request = request
+        self._sysctls = sysctls
         self._journal = journal
 
     def stage(self, stage: Stage) -> None:
@@ -138,10 +140,21 @@ class RestoreStages:
         elif stage.action == "setup-namespaces" and not self._journal.netns:
             theirs = Path(f"/proc/{stage.init_pid}/ns/net")
             if theirs.readlink() != Path("/proc/self/ns/net").readlink():
-                raise_loopback(theirs)
+                self._settle(theirs)
         elif stage.action == "post-restore":
             extras.apply(self._request.image_path, stage.init_pid, self._journal.groups)
             self._restored(stage)
+
+    def _settle(self, netns_path: Path) -> None:
+        raise_loopback(netns_path)
+        try:
+            set_sysctls(netns_path, self._sysctls)
+        except OSError as error:
+            raise InvalidRequest(
+                f"could not restore container '{self._request.container_id}': {error.filename} of its new "
+                f"network namespace cannot be set as the spec says: {error.strerror}; correct that sysctl",
+                after="stopped",
+            ) from error
 
     def _restored(self, stage: Stage) -> None:
         if self._request.on_phase:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import stat
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,37 @@ _PTS = 136
 _NODE_FILES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 
 
-def differs(pid: int, spec: Spec) -> str:
+def differs(pid: int, spec: Spec, old: Spec) -> str:
     """The first thing in which a container is not what its spec asks for, in words; "" if there is none.
 
-    pid: of its first process, as the host numbers it.
+    pid: of its first process, as the host numbers it. old: the spec of the dump, whose words hold where the
+    verdict says that the new ones are ignored.
     """
-    found = (*_namespaces(pid, spec), *_mounts(pid, spec), *_rights(pid, spec), *_devices(pid, spec))
+    found = (
+        *_namespaces(pid, spec),
+        *_mounts(pid, spec),
+        *_rights(pid, spec),
+        *_devices(pid, spec),
+        *_kernel_words(pid, spec, old),
+    )
     return next(iter(found), "")
+
+
+def _kernel_words(pid: int, spec: Spec, old: Spec) -> Iterator[str]:
+    """The host name and the sysctls of namespaces that a restore makes."""
+    own = {entry["type"] for entry in spec["linux"]["namespaces"] if not entry.get("path")}
+    wanted = {"kernel.hostname": ("uts", old.get("hostname") or "")} if "uts" in own else {}
+    for name, value in (spec["linux"].get("sysctl") or {}).items():
+        if name.startswith("net.") and "network" in own:
+            wanted[name] = "net", value
+    for name, value in (old["linux"].get("sysctl") or {}).items():
+        if not name.startswith("net.") and "ipc" in own:
+            wanted[name] = "ipc", value
+    for name, (kind, value) in wanted.items():
+        words = ["nsenter", f"--{kind}=/proc/{pid}/ns/{kind}", "cat", f"/proc/sys/{name.replace('.', '/')}"]
+        has = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        if has != value:
+            yield f"its {name} is {has}, and not {value}"
 
 
 def _namespaces(pid: int, spec: Spec) -> Iterator[str]:

@@ -401,5 +401,5 @@ class Place:
             time.sleep(0.02)
         if world.dumped.source.engine == "gvisor":
             return Happened(restored=True, how="runs")  # nobody sees into a sandbox from outside
-        cause = asked.differs(pid, world.spec)
+        cause = asked.differs(pid, world.spec, world.dumped.spec)
         return Happened(restored=not cause, how="other" if cause else "runs", message=cause)

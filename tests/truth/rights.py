@@ -76,10 +76,21 @@ def _of(
 _LIMIT = [{"type": "RLIMIT_NOFILE", "hard": 512, "soft": 512}]
 _MORE = [{"type": "RLIMIT_NOFILE", "hard": 20000, "soft": 20000}]
 
+_SYSCTLS = Source(
+    name="sysctls",
+    args=sources.PLAIN.args,
+    edit=lambda document, _: document["linux"].update(
+        sysctl={"net.ipv4.ip_unprivileged_port_start": "77", "kernel.msgmax": "12345"}
+    ),
+)
+_OTHER_SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "78", "kernel.msgmax": "12346"}
+
 SCENARIOS = (
     _of("nothing is changed", sources.PLAIN, short=True),
     _of("another program and environment", sources.PLAIN, process(args=["sleep", "1"], env=["A=1"])),
     _of("another host name", sources.PLAIN, spec(lambda document: document.update(hostname="other"))),
+    _of("sysctls, as they were", _SYSCTLS),
+    _of("other sysctls", _SYSCTLS, linux(sysctl=_OTHER_SYSCTLS), short=True),
     _of("other labels", sources.PLAIN, spec(_labels), short=True),
     _of("a working directory that is missing", sources.PLAIN, process(cwd="/nowhere")),
     _of("more capabilities", sources.PLAIN, spec(lambda document: sources.grant(document, "CAP_SYS_PTRACE"))),

@@ -100,6 +100,7 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         At(has("/sys/fs/cgroup", "cgroup2")),
         At(has("/sys/fs/cgroup", "tmpfs"), dumped_on=None),
     ),
+    "image.damaged": (At(origin=Origin(damage="'a' is missing")), "refuse", At(), CERTAIN),
     "criu.absent": (
         At(on=node(tools={"runc": "1.3.6"})),
         "refuse",
@@ -395,10 +396,17 @@ def test_what_callers_put_into_every_environment_is_nobodys_edit():
     assert edited(process={"env": ["A=1", *(f"{name}=x" for name in names)]}).found() == ()
 
 
+OWN_NAMESPACES: dict[str, Any] = {"namespaces": [{"type": "uts"}, {"type": "network"}]}
+
+
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
         ({"annotations": {"a": "b"}}, {"spec.edit.applied": "ok"}),
+        ({"hostname": "other", "linux": OWN_NAMESPACES}, {"spec.edit.ignored": "warn"}),
+        ({"linux": {**OWN_NAMESPACES, "sysctl": {"net.a": "1"}}}, {"spec.edit.applied": "ok"}),
+        ({"linux": {**OWN_NAMESPACES, "sysctl": {"kernel.a": "1"}}}, {"spec.edit.ignored": "warn"}),
+        ({"linux": {"sysctl": {"net/a": "1"}}}, {"spec.edit.applied": "ok"}),
         ({"linux": {"resources": {"cpu": {"shares": 2}}}}, {"spec.edit.applied": "ok"}),
         ({"process": {"env": []}}, {"spec.edit.ignored": "warn"}),
         ({"process": {"cwd": "/x"}}, {"spec.edit.ignored": "warn"}),
