@@ -148,17 +148,44 @@ def read(data: bytes, *, what: str) -> Profile:
     if len(data) > _MAX_BYTES:
         raise ProfileError(f"could not read {what}: it is larger than any profile; write it again there")
     try:
+        schema = msgspec.json.decode(data, type=_Versioned).schema
+        if schema != SCHEMA:
+            raise ProfileError(
+                f"could not read {what}: its schema is {schema} and this torpor knows {SCHEMA}; write it "
+                "again with the same torpor"
+            )
         found = msgspec.json.decode(data, type=Profile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProfileError(
             f"could not read {what}: {error}; make it with `torpor compat profile -o FILE`"
         ) from error
-    if found.schema != SCHEMA:
-        raise ProfileError(
-            f"could not read {what}: its schema is {found.schema} and this torpor knows {SCHEMA}; write it "
-            "again with the same torpor"
-        )
+    if cause := _impossible(found):
+        raise ProfileError(f"could not read {what}: {cause}; make it with `torpor compat profile -o FILE`")
     return found
+
+
+class _Versioned(msgspec.Struct):
+    schema: int
+
+
+def _impossible(found: Profile) -> str:
+    """What no node can be, "" if all can be."""
+    sizes: Mapping[str, int | None] = {
+        "page_size_bytes": found.page_size_bytes,
+        "memory_bytes": found.memory_bytes,
+        "memory_available_bytes": found.memory_available_bytes,
+        "store_free_bytes": found.store_free_bytes,
+        "rootfs_free_bytes": found.rootfs_free_bytes,
+        "xsave_bytes": found.xsave_bytes,
+        "capabilities": found.capabilities,
+        **{f"hugepages.{size}": count for size, count in (found.hugepages or {}).items()},
+    }
+    below = [name for name, size in sizes.items() if size is not None and size < 0]
+    if below:
+        return f"its {below[0]} is below zero"
+    names = {"node": found.node, "arch": found.arch, "kernel": found.kernel, **found.tools}
+    odd = [name for name, text in names.items() if not text.isprintable()]
+    return f"its '{odd[0]}' has a character that cannot be printed" if odd else ""
 
 
 def _boot_id() -> str:

@@ -35,7 +35,7 @@ class Origin:
     engine_version: of the CRIU or runsc that made it, "" if nobody recorded it. dump_spec: the spec of the
     container that was dumped, None if it is not asked about. rootfs_bytes: what its root file system
     difference unpacks to. image_ref: the container image it came from. leave_running, use, used_by: see the
-    manifest and the store.
+    manifest and the store. damage: what of its files is not as its manifest says, "" if nobody has looked.
     """
 
     engine_version: str = ""
@@ -45,6 +45,7 @@ class Origin:
     leave_running: bool = False
     use: Literal["clone", "move"] | None = None
     used_by: str = ""
+    damage: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

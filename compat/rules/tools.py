@@ -26,6 +26,20 @@ def _criu(case: Case) -> tuple[int, ...] | None:
     return version(text) if text else None
 
 
+@rule("image.damaged", about="node", source="sizes in the manifest; a restore compares all of the content")
+def damaged(case: Case) -> Iterator[Finding]:
+    """Each file of the image must be there, as long as it was. Copy or import the image again, or take the
+    checkpoint again.
+    """
+    if case.origin.damage:
+        yield finding(
+            "image.damaged",
+            "refuse",
+            f"the image is damaged: {case.origin.damage}",
+            "copy or import the image again, or take the checkpoint again",
+        )
+
+
 @rule("criu.absent", about="node", source="the node's profile: `criu check` is run there")
 def absent(case: Case) -> Iterator[Finding]:
     """An image of CRIU needs a CRIU that works on the node's kernel. Install it (torpor toolchain)."""
@@ -56,7 +70,18 @@ def kernel(case: Case) -> Iterator[Finding]:
     sockets. Install a newer CRIU: torpor toolchain install.
     """
     criu, release = _criu(case), version(case.node.kernel)[:2]
-    if criu is None or len(release) < 2:
+    if criu is None:
+        return
+    if not criu or len(release) < 2:
+        what = (
+            f"its CRIU is '{case.node.tools['criu']}'" if not criu else f"its kernel is '{case.node.kernel}'"
+        )
+        yield finding(
+            "criu.kernel",
+            "unknown",
+            f"{what} on {case.where()}, and whether they go together nobody knows",
+            "look at what `criu --version` and `uname -r` say there, and make the profile again",
+        )
         return
     for since, wanted, why in _CRIU_SINCE:
         if release < since or criu >= wanted:
@@ -90,8 +115,8 @@ def image(case: Case) -> Iterator[Finding]:
             remedy,
         )
     criu, had = _criu(case), version(case.origin.engine_version)
-    if criu is None:
-        return
+    if not criu:
+        return  # criu.kernel says so
     if case.needs.guard_pages and criu < _GUARDS:
         yield finding(
             "criu.image",

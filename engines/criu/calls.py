@@ -216,6 +216,17 @@ _ADVICE = (
     (r"File name too long", "let the program leave, or shorten, a path that is longer than CRIU can read"),
     (r"can't get /proc/self/cgroup fd", "a process may not read /proc/self/cgroup: look for a sandbox that it"
      " has put itself into (Landlock), which no restore could bring back"),
+    (r"Address already in use", "end what has that address or name, or give the container another network"
+     " namespace"),
+    (r"Can't set lease", "end what has the file of the lease open"),
+    (r"Can't open file .*Operation not permitted", "look whether the file is immutable (lsattr)"),
+    (r"Can't (fork|clone)\b.*Resource temporarily unavailable", "raise the container's limit of processes"),
+    (r"unixpacket .*EOF|type RESTORE errno 0", "look whether the container's memory limit is too tight for"
+     " the image"),
+    (r"Can't set 1:25 .*No such device", "give the container the network interface that its socket is bound"
+     " to"),
+    (r'failed to write "|hugetlb limit|unified on cgroup|wrong rlimit', "correct this limit in the new"
+     " specification"),
     (r"Can't bind inet socket|Can't connect inet socket", "give the container its old address, or close its"
      " connections at restore"),
     (r"execvp\(|not found in \$?PATH", "install the named program where the runtime finds it"),

@@ -21,16 +21,50 @@ from compat import profile as profiles
 from compat import verdict
 from compat.probes.base import System
 from compat.profile import Profile
-from compat.rules.case import REGISTRY, Case
-from engines.api import Finding
+from compat.rules.case import REGISTRY, Case, Origin
+from engines.api import EngineError, Finding
 from shim import bundle, prospects
 from shim.cli.node import name_only, this_node
 from shim.errors import ShimError, UsageError
+from shim.images import seal
 from shim.images.layout import parse_reference
-from shim.images.store import Image, Store
+from shim.images.store import Image
 from shim.toolchain.find import Tools, find_tools
 
+NO_ANSWER = 3
+"""Exit status of a question that could not be answered."""
 TOOLS = ("criu", "runc", "crun", "runsc", "containerd", "podman")
+
+
+class _BadQuestion(click.UsageError):
+    exit_code = NO_ANSWER
+
+
+class _NoAnswer(click.ClickException):
+    exit_code = NO_ANSWER
+
+
+class Deciding(click.Command):
+    """A command whose exit statuses 0, 1 and 2 are its answer: whatever keeps it from one ends with 3."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Read the command line."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise _BadQuestion(error.format_message(), ctx=error.ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            where = f"'{error.filename}'" if error.filename else "this node"
+            raise _NoAnswer(f"could not look at {where}: {error.strerror}") from error
+        except (EngineError, ShimError) as error:
+            raise _NoAnswer(str(error)) from error
 
 
 @click.group("compat")
@@ -55,15 +89,18 @@ def profile(as_json: bool, output_path: Path | None) -> None:
     data = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
     if output_path is not None:
         temporary = output_path.with_name(f".{output_path.name}.{os.getpid()}")
-        temporary.write_bytes(data)
-        temporary.replace(output_path)
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(output_path)
+        except OSError as error:
+            raise ShimError(f"could not write profile '{output_path}': {error.strerror}") from error
     elif as_json:
         click.echo(data.decode(), nl=False)
     else:
         _show(found)
 
 
-@command.command("check")
+@command.command("check", cls=Deciding)
 @click.argument("images", metavar="IMAGE...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Every image of the store.")
 @click.option(
@@ -96,8 +133,8 @@ def check(
 ) -> None:
     """Say whether each IMAGE of this node's store restores on each node, and why not.
 
-    The exit status is 0 if all of them do, 1 if one does not, 2 if that is not known of one. Nothing is
-    touched.
+    The exit status is 0 if all of them do, 1 if one does not, 2 if that is not known of one, 3 if the
+    question itself is wrong: an option, an image that is not there, a profile, a bundle. Nothing is touched.
 
     \b
       torpor compat check web-warm --node node-a.json --node node-b.json
@@ -111,13 +148,19 @@ def check(
     asked = [node.store.resolve(parse_reference(text, namespace=namespace)) for text in images]
     if every:
         asked += node.store.list()
-    places = [_read_profile(path) for path in node_paths]
+    places = _read_profiles(node_paths)
+    spec, rootfs_path = _read_bundle(bundle_path, here=not places)
     here = [] if places else [prospects.now(node.config, bundle_path or Path("/run"))]
-    rows = [
-        _verdict(node.store, image, place, bundle_path, local=place in here)
-        for image in asked
-        for place in (*here, *places)
-    ]
+    rows: list[Row] = []
+    for image in asked:
+        origin = prospects.origin(image, node.store, spec)
+        damage = seal.damage(image.manifest, checkpoint_path=image.checkpoint_path, extras_path=image.path)
+        origin = replace(origin, damage=damage)
+        for place in (*here, *places):
+            local = place in here
+            rows.append(
+                _verdict(image, origin, place, spec, rootfs_path=rootfs_path if local else None, local=local)
+            )
     if as_json:
         click.echo(json.dumps({"schema": 1, "verdicts": [row.document() for row in rows]}, indent=2))
     else:
@@ -178,24 +221,56 @@ class Row:
         }
 
 
-def _verdict(store: Store, image: Image, place: Profile, bundle_path: Path | None, *, local: bool) -> Row:
+def _verdict(
+    image: Image,
+    origin: Origin,
+    place: Profile,
+    spec: bundle.Spec | None,
+    *,
+    rootfs_path: Path | None,
+    local: bool,
+) -> Row:
     began = time.perf_counter()
-    spec = bundle.read_spec(bundle_path) if bundle_path else None
-    rootfs_path = bundle.rootfs_path(bundle_path, spec) if bundle_path and spec and local else None
     findings = verdict.run(
         Case(
             needs=image.needs,
             spec=spec,
             node=place,
             dump_host=image.manifest.host,
-            rootfs_path=rootfs_path if rootfs_path and rootfs_path.is_dir() else None,
+            rootfs_path=rootfs_path,
             local=local,
-            origin=prospects.origin(image, store, spec),
+            origin=origin,
             new_image_ref=prospects.image_ref(spec) if spec else "",
         )
     )
     name = "this node" if local else place.node or "a node without a name"
     return Row(image=image, node=name, findings=findings, took_s=time.perf_counter() - began)
+
+
+def _read_bundle(path: Path | None, *, here: bool) -> tuple[bundle.Spec | None, Path | None]:
+    """The specification of a new container, and where its root file system is here. Raises ShimError."""
+    if path is None:
+        return None, None
+    spec = bundle.read_spec(path)
+    if not here:
+        return spec, None
+    rootfs_path = bundle.rootfs_path(path, spec)
+    if not rootfs_path.is_dir():
+        raise ShimError(
+            f"could not read bundle '{path}': its root file system '{rootfs_path}' is not there; make or "
+            "mount it first"
+        )
+    return spec, rootfs_path
+
+
+def _read_profiles(paths: tuple[Path, ...]) -> list[Profile]:
+    """Profiles of nodes; of those that have one name each is told by its file too. Raises ShimError."""
+    found = [_read_profile(path) for path in paths]
+    names = [place.node for place in found]
+    return [
+        replace(place, node=f"{place.node} ({path})") if names.count(place.node) > 1 else place
+        for place, path in zip(found, paths, strict=True)
+    ]
 
 
 def _read_profile(path: Path) -> Profile:

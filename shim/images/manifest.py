@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from compat.profile import SCHEMA as PROFILE_SCHEMA
 from compat.profile import Profile
-from engines.api import IdMapping
+from engines.api import IdMapping, ImageCorrupt
 from shim.images import spec as oci
 from shim.images.documents import decode, encode
 from shim.log import now
@@ -161,7 +162,13 @@ class Manifest:
 
 def parse_manifest(data: bytes, *, what: str = "manifest.json") -> Manifest:
     """Read manifest.json. Raises ImageCorrupt."""
-    return decode(data, Manifest, schema=SCHEMA, what=what)
+    found = decode(data, Manifest, schema=SCHEMA, what=what)
+    if found.host and not 0 < found.host.schema <= PROFILE_SCHEMA:
+        raise ImageCorrupt(
+            f"could not read {what}: the schema of its node's profile is {found.host.schema} and this torpor "
+            f"knows {PROFILE_SCHEMA}; use the torpor that wrote it"
+        )
+    return found
 
 
 def digest_of(data: bytes) -> str:

@@ -89,6 +89,23 @@ def list_files(*, checkpoint_path: Path, extras_path: Path) -> dict[str, int]:
     return {name: size_bytes for name, size_bytes in found.items() if name not in UNSEALED}
 
 
+def damage(manifest: Manifest, *, checkpoint_path: Path, extras_path: Path) -> str:
+    """The first file that is missing or of another size, in words; "" if none is. No content is read."""
+    try:
+        found = list_files(checkpoint_path=checkpoint_path, extras_path=extras_path)
+    except OSError as error:
+        return cause_of(error)
+    except ImageError as error:
+        return str(error)
+    for name, file in manifest.files.items():
+        size_bytes = found.get(name)
+        if size_bytes is None:
+            return f"'{name}' is missing"
+        if size_bytes != file.size_bytes:
+            return f"'{name}' has {size_bytes} bytes of {file.size_bytes}"
+    return ""
+
+
 def _walk(top: Path, *, skip: str) -> Iterator[tuple[str, int]]:
     pending = [""]
     while pending:

@@ -15,7 +15,7 @@ from compat import labels, profile
 from compat.profile import Profile
 from engines.api import MountNeed, Needs, TaskNeeds
 from shim.cli.compat import command
-from shim.errors import ShimError, UsageError
+from shim.errors import ShimError
 from shim.images.documents import encode_needs
 from shim.images.layout import CHECKPOINT, NEEDS, SPEC_DUMP, Reference
 from shim.images.manifest import Program, Rootfs, build_manifest, source_of
@@ -154,15 +154,14 @@ def test_explain(place: Place):
     family = place("check", "--explain", "kernel")
     assert {"kernel.page-size", "kernel.lsm"} <= set(family.output.split())
     wrong = place("check", "--explain", "cpu.feature")
-    assert isinstance(wrong.exception, UsageError)
-    assert "did you mean 'cpu.features'?" in str(wrong.exception)
+    assert "did you mean 'cpu.features'?" in wrong.output
 
 
 def test_no_image_and_no_profile(place: Place):
-    assert isinstance(place("check").exception, UsageError)
+    assert "give an image, or --all" in place("check").output
     path = place.path / "broken.json"
     path.write_text("{}")
-    assert isinstance(place("check", "web", f"--node={path}").exception, ShimError)
+    assert "could not read profile" in place("check", "web", f"--node={path}").output
 
 
 def test_profile(place: Place):
@@ -213,3 +212,98 @@ def test_a_node_that_would_refuse_is_not_chosen(needs: dict[str, Any], node: Pro
 
 def test_a_newer_kernel_is_chosen():
     assert chosen(replace(NEEDS_OF_WEB, droppable_mappings=True), replace(FITS, kernel="7.0.1"))
+
+
+# --- questions that are none ---------------------------------------------------------------------------
+
+
+def test_a_damaged_image_is_no(place: Place):
+    (image,) = place.store.list()
+    pages = image.checkpoint_path / "pages-1.img"
+    pages.chmod(0o600)
+    pages.write_bytes(b"")
+    cut = place("check", "web", place.profile(FITS))
+    assert (cut.exit_code, "'checkpoint/pages-1.img' has 0 bytes of 1" in cut.output) == (1, True)
+    pages.unlink()
+    lost = place("check", "web", place.profile(FITS), place.profile(SILENT))
+    assert lost.exit_code == 1
+    assert lost.output.count("image.damaged: the image is damaged: 'checkpoint/pages-1.img' is missing") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "could not find image 'nothing'"),
+        ([], "give an image"),
+        (["web", "--node=/nowhere"], "does not exist"),
+        (["web", "--no-such-option"], "No such option"),
+        (["--explain", "no.such"], "there is no rule"),
+    ],
+)
+def test_what_cannot_be_answered_ends_with_3(place: Place, words: list[str], said: str):
+    done = place("check", *words)
+    assert done.exit_code == 3, done.output
+    assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": None}, "schema"),
+        ({"schema": 77}, "its schema is 77"),
+        ({"memory_bytes": -1}, "its memory_bytes is below zero"),
+        ({"hugepages": {"2097152": -1}}, "its hugepages.2097152 is below zero"),
+        ({"node": "a\nb"}, "its 'node' has a character"),
+        ({"tools": {"criu": "4.2\x1b"}}, "its 'criu' has a character"),
+    ],
+)
+def test_a_profile_that_no_node_has(place: Place, change: dict[str, Any], said: str):
+    document = {**json.loads(msgspec.json.encode(FITS)), **change}
+    path = place.path / "odd.json"
+    path.write_text(json.dumps({name: value for name, value in document.items() if value is not None}))
+    done = place("check", "web", f"--node={path}")
+    assert done.exit_code == 3, done.output
+    assert said in done.output
+
+
+@pytest.mark.parametrize("change", [{"kernel": "weird"}, {"tools": {**FITS.tools, "criu": "four"}}])
+def test_versions_that_nobody_understands(place: Place, change: dict[str, Any]):
+    done = place("check", "web", place.profile(replace(FITS, **change)))
+    assert (done.exit_code, "criu.kernel" in done.output) == (2, True), done.output
+
+
+def test_two_nodes_of_one_name(place: Place):
+    paths = [place.path / "one.json", place.path / "two.json"]
+    for path, found in zip(paths, (FITS, replace(ALIEN, node=FITS.node)), strict=True):
+        path.write_bytes(msgspec.json.encode(found))
+    done = place("check", "web", *(f"--node={path}" for path in paths), "--json")
+    verdicts = {row["node"]: row["verdict"] for row in json.loads(done.stdout)["verdicts"]}
+    assert verdicts == {f"fits ({paths[0]})": "yes", f"fits ({paths[1]})": "no"}
+
+
+def test_a_bundle_without_its_root(place: Place):
+    bundle = place.path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps(make_spec(["web"])))
+    done = place("check", "web", f"--bundle={bundle}")
+    assert done.exit_code == 3
+    assert f"its root file system '{bundle}/rootfs' is not there" in done.output
+    (bundle / "config.json").write_text('{"linux": "x"}')
+    assert place("check", "web", f"--bundle={bundle}").exit_code == 3
+
+
+def test_a_profile_that_cannot_be_written(place: Place):
+    done = place("profile", "-o", "/nowhere/x")
+    assert isinstance(done.exception, ShimError)
+    assert str(done.exception) == "could not write profile '/nowhere/x': No such file or directory"
+
+
+def test_a_manifest_with_a_profile_of_the_future(place: Place):
+    (image,) = place.store.list()
+    manifest = image.path / "manifest.json"
+    document = json.loads(manifest.read_bytes())
+    document["host"]["schema"] = 77
+    manifest.chmod(0o600)
+    manifest.write_text(json.dumps(document))
+    done = place("check", "web", place.profile(FITS))
+    assert (done.exit_code, "schema of its node's profile is 77" in done.output) == (3, True), done.output
