@@ -110,20 +110,31 @@ class HostLocal:
             )
         return cls(str(conf["name"]), Path(ipam.get("dataDir") or DEFAULT_DATA_DIR), tuple(_ranges(ipam)))
 
+    def check(self, ip: str, *owners: Owner) -> None:
+        """Raises AddressTaken if somebody else has an address, NetworkError if it is in no range."""
+        address = self._ours(ip)
+        has = self._read(address)
+        if has is not None and has not in owners:
+            raise _taken(address, has)
+
     def reserve(self, ip: str, owner: Owner) -> None:
         """See Reserver. Raises NetworkError also for an address outside of the network's ranges."""
-        address = ipaddress.ip_address(ip)
-        if self._ranges and not any(address in allowed for allowed in self._ranges):
-            raise NetworkError(
-                f"could not reserve {address}: network '{self.path.name}' of this node has no such address; "
-                f"its ranges are {', '.join(map(str, self._ranges))}"
-            )
+        address = self._ours(ip)
         with self._locked():
             has = self._read(address)
             if has is None:
                 self._write(address, owner)
             elif has != owner:
                 raise _taken(address, has)
+
+    def _ours(self, ip: str) -> _IPAddress:
+        address = ipaddress.ip_address(ip)
+        if self._ranges and not any(address in allowed for allowed in self._ranges):
+            raise NetworkError(
+                f"could not reserve {address}: network '{self.path.name}' of this node has no such address; "
+                f"its ranges are {', '.join(map(str, self._ranges))}"
+            )
+        return address
 
     def release(self, ip: str, owner: Owner) -> bool:
         """See Reserver."""

@@ -182,6 +182,20 @@ class Adoption:
             raise
         return self
 
+    def foresee(self) -> tuple[Finding, ...]:
+        """Only look whether it can be done, and tell what speaks for and against; nothing is touched."""
+        use_nft(self._search_path)
+        try:
+            with Netns.open(self._path) as self._netns, Netns.open(HOST) as self._host:
+                self._check()
+                for address in global_addresses(self._identity):
+                    if (leased := leases.plugins_of(self._path).get(address.ifname)) is not None:
+                        asleep = Owner(container_id=leases.owner_id(self._digest), ifname=address.ifname)
+                        leased[0].check(address.ip, leased[1], asleep)
+        except NetworkError as error:
+            return (Finding(rule=_RULE, severity="refuse", message=str(error), remedy="or use network: new"),)
+        return self._findings
+
     def _check(self) -> None:
         from netmig.apply import check
         from netmig.capture import capture
@@ -190,7 +204,7 @@ class Adoption:
         now = capture(self._netns, self._host)
         problems = check(self._identity, self._netns, self._host, adopt=True, peers=self._peers, now=now)
         if problems:
-            raise self._refused("; ".join(map(str, problems)))
+            raise NetworkError("; ".join(map(str, problems)))
         had = {one.ip for one in global_addresses(now)}
         wanted = [one.ip for one in global_addresses(self._identity) if one.ip not in had]
         links = (*now.links, *self._identity.links) if self._mute else now.links
@@ -198,7 +212,7 @@ class Adoption:
         bridges = sorted({link.host.bridge for link in now.links if link.host and link.host.bridge})
         taken = [conflict for bridge in bridges for conflict in probe(self._host, bridge, wanted, macs)]
         if taken:
-            raise self._refused(
+            raise NetworkError(
                 f"{'; '.join(map(str, taken))}; remove the pod that has it, the one that sleeps included"
             )
         self._findings = (

@@ -481,6 +481,7 @@ class _Job:
             rootfs=self._rootfs or Rootfs(kind="none"),
             host=prospects.stable(self.config),
             use=self.wanted.use,
+            keep_tcp=self.wanted.keep_tcp,
             timings=dict(self.watch.phases),
         )
         with self.watch.phase("commit"):

@@ -96,11 +96,13 @@ def plan(
     leave_running: bool,
     what: str,
     promised: bool = False,
+    kept: bool | None = None,
 ) -> Plan:
     """Decide what becomes of addresses and connections.
 
     network: what was asked for. directory: the image's. what: the image in words. promised: its container
-    still has its addresses elsewhere. Raises AdmissionRefused, ImageCorrupt, ShimError.
+    still has its addresses elsewhere. kept: whether its checkpoint kept its connections waiting, None if that
+    is not known. Raises AdmissionRefused, ImageCorrupt, ShimError.
     """
     tcp = tcp_mode(network, leave_running=leave_running, what=what)
     place = namespace(spec)
@@ -110,12 +112,13 @@ def plan(
         tcp=tcp,
         netns_path=path,
         guarded=not leave_running and bool(needs.lock_table) and bool(peers_of(needs)),
+        findings=(_ENDED,) if tcp == "keep" and kept is False and peers_of(needs) else (),
     )
     if chosen.mode == "new" or path is None:
         return chosen
     found = identity.read(directory)
     if found is None:
-        return replace(chosen, findings=(_UNKNOWN,))
+        return replace(chosen, findings=(*chosen.findings, _UNKNOWN))
     from netmig.identity import global_addresses
 
     addresses = global_addresses(found)
@@ -124,7 +127,16 @@ def plan(
     if promised:
         return replace(chosen, addresses=addresses, findings=(_HAS_THEM,))
     narrower = _narrower(found, path) if tcp == "keep" else ()
-    return replace(chosen, addresses=addresses, findings=narrower)
+    return replace(chosen, addresses=addresses, findings=(*chosen.findings, *narrower))
+
+
+_ENDED = Finding(
+    rule="network.ended",
+    severity="warn",
+    message="the image was taken without --keep-tcp, so that its peers were told that its connections have "
+    "ended: the program gets back connections that nobody is at the other end of",
+    remedy="checkpoint with --stop --keep-tcp, or use network: keep-closed",
+)
 
 
 _UNKNOWN = Finding(

@@ -25,6 +25,7 @@ from shim.images import layout
 from shim.images.apply import apply
 from shim.images.store import Image, Store
 from shim.restore import Target
+from shim.state import NETWORK
 
 _MNT_DETACH = 2
 
@@ -58,13 +59,14 @@ def rehearse(
             spec,
             image.path,
             leave_running=image.manifest.leave_running,
+            kept=image.manifest.keep_tcp,
             what=what,
         )
     except ShimError as error:
         found.append(_finding("network.plan", str(error)))
         tcp, coming = "close", ()
     else:
-        found += plan.findings
+        found += (*plan.findings, *_adopted(config, image, target, plan))
         tcp, coming = plan.tcp, plan.coming
     found += prospects.examine(
         config,
@@ -80,6 +82,25 @@ def rehearse(
     if image.manifest.engine.name != "gvisor":
         found += _files(config, image, target, spec)
     return verdict.ordered(dict.fromkeys(found))
+
+
+def _adopted(config: Config, image: Image, target: Target, plan: network.Plan) -> tuple[Finding, ...]:
+    """What the node and its segment say to addresses that the new namespace is to be given."""
+    if plan.adopt is None or plan.netns_path is None:
+        return ()
+    from shim.adoption import Adoption  # as in `restore`
+
+    return Adoption(
+        plan.adopt,
+        plan.netns_path,
+        network_path=config.state_path / NETWORK,
+        directory=target.directory,
+        search_path=target.settings.search_path,
+        table=image.needs.lock_table,
+        peers=network.peers_of(image.needs) if plan.tcp == "keep" else (),
+        digest=image.digest,
+        what=str(image.reference),
+    ).foresee()
 
 
 def _finding(rule: str, message: str, severity: Severity = "refuse") -> Finding:

@@ -200,7 +200,7 @@ def _judge(
     if use == "move" and (by := store.consumed_by(image)) is not None:
         raise AdmissionRefused(
             f"could not restore image '{what}': it may be used once and container '{by}' has used it; "
-            "checkpoint again, or set torpor.dev/use: clone"
+            "checkpoint again, or make a clone, with network: new (torpor.dev/use: clone)"
         )
     network.check_engine(engine, wish.network, what=what)
     if wish.network in {"keep", "keep-closed"}:
@@ -208,7 +208,14 @@ def _judge(
         network.clear(config, target.directory, target.settings.search_path)
     going_on, promised = image.manifest.leave_running, bool(target.promised)
     plan = network.plan(
-        wish.network, image.needs, spec, image.path, leave_running=going_on, promised=promised, what=what
+        wish.network,
+        image.needs,
+        spec,
+        image.path,
+        leave_running=going_on,
+        promised=promised,
+        kept=image.manifest.keep_tcp,
+        what=what,
     )
     admission.refuse(plan.findings, what=what)
     findings = plan.findings + admit(

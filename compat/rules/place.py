@@ -143,14 +143,15 @@ def devices(case: Case) -> Iterator[Finding]:
 def once(case: Case) -> Iterator[Finding]:
     """An image that is to go on as the same one (use: move) is restored once. One that is restored again and
     again (use: clone) gives each clone the same random state, UUIDs and cached credentials: the program must
-    renew them. Checkpoint again, or set torpor.dev/use: clone where the program can live with it.
+    renew them. Checkpoint again, or set torpor.dev/use: clone (and network: new: two with one address
+    disturb each other) where the program can live with it.
     """
     if case.origin.use == "move" and case.origin.used_by:
         yield finding(
             "identity.once",
             "refuse",
             f"the image may be used once and container '{case.origin.used_by}' has used it",
-            "checkpoint again, or set torpor.dev/use: clone",
+            "checkpoint again, or make a clone, with network: new (torpor.dev/use: clone)",
         )
     elif case.origin.use == "clone" and case.origin.leave_running:
         yield finding(

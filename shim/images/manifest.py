@@ -139,6 +139,7 @@ class Manifest:
     source: Source
     use: Use | None = None
     leave_running: bool
+    keep_tcp: bool | None = None  # its connections wait; None: not recorded
     spec_digest: str
     security: Security
     hostname: str
@@ -209,6 +210,7 @@ def build_manifest(
     rootfs: Rootfs,
     host: Profile | None,
     use: Use | None = None,
+    keep_tcp: bool | None = None,
     timings: Mapping[str, float] | None = None,
     created: str = "",
     imported: Imported | None = None,
@@ -227,6 +229,7 @@ def build_manifest(
         source=source,
         use=use,
         leave_running=leave_running,
+        keep_tcp=keep_tcp,
         spec_digest=digest_of(spec_data),
         security=_security(spec),
         hostname=spec.hostname,

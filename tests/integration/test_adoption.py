@@ -62,6 +62,9 @@ adoption = Adoption(
     read(Path(image)), Path(netns), network_path=Path(net), directory=Path(directory), search_path=search,
     table="CRIU-0123-4567", peers=("10.77.0.30",), digest="sha256:00", what="web",
 )
+if last == "foresee":
+    print(*(f"{one.severity}: {one.message}" for one in adoption.foresee()), sep="\\n")
+    sys.exit()
 try:
     with adoption:
         die("enter")
@@ -234,6 +237,20 @@ def test_a_taken_address_is_found_before_anything_is_touched(place: Place) -> No
     place.segment.add("thief", 10, mac=99)
     ended = place.run("none")
     assert "could not restore image 'web' with its network: address 10.77.0.10 is in use" in ended.stderr
+    as_before(place)
+
+
+def test_a_trial_says_what_the_restore_would(place: Place) -> None:
+    ended = place.run("foresee")
+    assert ended.stdout.startswith("warn: the network plugin gave the pod"), ended.stderr
+    store = asleep(place)
+    assert place.run("foresee").stdout.startswith("warn: ")
+    store.reserve("fd77::a", Owner(container_id="somebody"))
+    before = owners(store)
+    assert "refuse: could not lease address fd77::a: container 'somebody'" in place.run("foresee").stdout
+    assert owners(store) == before
+    place.segment.add("thief", 10, mac=99)
+    assert "refuse: address 10.77.0.10 is in use by" in place.run("foresee").stdout
     as_before(place)
 
 

@@ -159,6 +159,21 @@ def planned(mode: Network | None, image: Path, netns: Path, *, leave_running: bo
     return network.plan(mode, asleep, spec(netns=netns), image, leave_running=leave_running, what="web")
 
 
+@pytest.mark.parametrize(
+    ("mode", "kept", "warned"),
+    [("keep", False, True), ("keep", True, False), ("keep", None, False), ("new", False, False)],
+)
+def test_connections_whose_peers_were_told_that_they_ended_are_warned_of(
+    tmp_path: Path, mode: Network, kept: bool | None, warned: bool
+) -> None:
+    plan = network.plan(mode, needs(TALKING), spec(), tmp_path, leave_running=False, kept=kept, what="web")
+    assert [one.severity for one in plan.findings if one.rule == "network.ended"] == ["warn"] * warned
+    quiet = network.plan(
+        mode, needs(LISTEN_ALL), spec(), tmp_path, leave_running=False, kept=kept, what="web"
+    )
+    assert quiet.findings == ()
+
+
 @pytest.mark.engine
 def test_a_clone_asks_nothing_of_a_namespace(namespace: Path, tmp_path: Path) -> None:
     (tmp_path / "network.json").write_bytes(encode(identity()))
