@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from engines.api import Finding
 from engines.criu import cgroups, foresee, tree
@@ -25,6 +27,7 @@ def forecast(container: Container, bundle_path: Path, groups: cgroups.Groups) ->
     found = [
         *outlook.findings,
         *outlook.passing,
+        *_sandboxes(pids, bundle_path),
         *_sessions(pids, groups),
         *_network(container.pid, pids),
     ]
@@ -33,6 +36,28 @@ def forecast(container: Container, bundle_path: Path, groups: cgroups.Groups) ->
 
 def _warning(rule: str, message: str, remedy: str) -> Finding:
     return Finding(rule=f"criu.foresee.{rule}", severity="warn", message=message, remedy=remedy)
+
+
+def _sandboxes(pids: Sequence[int], bundle_path: Path) -> Iterator[Finding]:
+    """A Landlock domain is seen nowhere, and not restored; who makes one without rights sets this first."""
+    try:
+        spec: dict[str, Any] = json.loads((bundle_path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return
+    process: dict[str, Any] = spec.get("process") or {}
+    if process.get("noNewPrivileges"):
+        return
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if "\nNoNewPrivs:\t1\n" in tree.text(pid, "status"):
+                yield _warning(
+                    "sandbox",
+                    f"process {pid} ('{tree.text(pid, 'comm').strip()}') has set no_new_privs by itself, as "
+                    "programs do before they put themselves into a Landlock sandbox, which cannot be seen "
+                    "and which no restore brings back",
+                    "if it has done that, let it start anew instead; seccomp filters come back",
+                )
+                return
 
 
 def _sessions(pids: Sequence[int], groups: cgroups.Groups) -> Iterator[Finding]:

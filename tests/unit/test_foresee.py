@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -141,6 +142,29 @@ def test_a_process_may_call_itself_anything(tmp_path: Path):
         )
         assert undo.call_processes(call) == []
         assert not undo._doomed(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("granted", "own", "told"),
+    [(True, True, False), (False, True, True), (False, False, False)],
+    ids=["by the spec", "by the program", "by nobody"],
+)
+def test_who_may_have_a_sandbox_is_told(tmp_path: Path, *, granted: bool, own: bool, told: bool):
+    (tmp_path / "config.json").write_text(json.dumps({"process": {"noNewPrivileges": granted}}))
+    act = "import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)" if own else ""  # PR_SET_NO_NEW_PRIVS
+    process = subprocess.Popen(
+        [sys.executable, "-ISc", f"{act}\nprint(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        found = list(forecast._sandboxes([process.pid], tmp_path))
+        assert [finding.severity for finding in found] == ["warn"] * told
     finally:
         process.kill()
         process.communicate()
