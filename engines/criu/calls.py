@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.api import printable
 from engines.criu import guardian
 from engines.criu.journal import Journal
 from engines.criu.phases import Script, Stage
@@ -239,7 +240,8 @@ _ADVICE = (
 def criu_error(log_path: Path) -> str:
     """What CRIU's log says went wrong, without place and time; empty if it says nothing.
 
-    The first error is the cause, unless a later one names it better; the last is what it led to.
+    It names files of the container: what cannot be printed is escaped. The first error is the cause, unless a
+    later one names it better; the last is what it led to.
     """
     found: list[str] = []
     with contextlib.suppress(OSError), log_path.open(errors="replace") as log:
@@ -251,7 +253,7 @@ def criu_error(log_path: Path) -> str:
     if not found:
         return ""
     first = next((line for line in found if _CAUSE.search(line)), found[0])
-    return first if found[-1] == first else f"{first} (then: {found[-1]})"
+    return printable(first if found[-1] == first else f"{first} (then: {found[-1]})")
 
 
 def went_well(log_path: Path) -> bool:

@@ -84,7 +84,6 @@ def look(init: int, bundle_path: Path) -> Outlook:
             _status(outlook, pid, who)
             _namespaces(outlook, init, pid, who)
             _memory(outlook, init, pid, who)
-            places.look(outlook, pid, who)
             _descriptors(
                 outlook,
                 pid,
@@ -94,6 +93,7 @@ def look(init: int, bundle_path: Path) -> Outlook:
                 unix=unix,
                 watches=watches,
             )
+            places.look(outlook, pid, who)
     _outside_sockets(outlook, init, pids, unix)
     if watches:
         found, lost = watched_paths(init, watches)

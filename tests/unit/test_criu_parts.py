@@ -114,6 +114,7 @@ def test_a_journal_survives_and_a_newer_one_is_refused(tmp_path: Path) -> None:
             "",
         ),
         (["Unable to detach from 7: No such process"], "Unable to detach from 7: No such process"),
+        (["Can't open file data/\x1b[2J\xff"], "Can't open file data/\\x1b[2J\xff"),
     ],
 )
 def test_the_cause_is_told_rather_than_what_it_led_to(tmp_path: Path, lines: list[str], cause: str) -> None:
