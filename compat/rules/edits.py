@@ -36,9 +36,10 @@ def _some(names: Sequence[str]) -> str:
 
 @rule("spec.edit.ignored", about="spec", source="CRIU and runsc restore memory: nothing is executed again")
 def ignored(case: Case) -> Iterator[Finding]:
-    """Arguments, environment, working directory, image command and limits of the process (rlimits, OOM score,
-    priority) are those of the dump, and so are host name and sysctls of namespaces that the image holds: a
-    change is ignored. Start the container anew to have it.
+    """Arguments, environment, working directory, image command, umask, personality and limits of the process
+    (rlimits, OOM score, priority) are those of the dump, and so are device nodes, the propagation of the
+    root's mounts, cgroup and time namespaces, and host name, domain name and sysctls of namespaces that the
+    image holds: a change is ignored. Start the container anew to have it.
     """
     if case.origin.dump_spec is None:
         return
@@ -55,6 +56,7 @@ def ignored(case: Case) -> Iterator[Finding]:
         )
         if _differs(old.get(key), new.get(key))
     ]
+    changed += _ignored_of_linux(case)
     if _differs(*_host_names(case)) and given(case.new, "uts") == "own":
         changed.append("the host name")
     sysctls = [name for name in _changed_sysctls(case) if not _is_applied(case, name)]
@@ -70,6 +72,27 @@ def ignored(case: Case) -> Iterator[Finding]:
             f"the new spec changes {'; '.join(changed)}: a restored container keeps what it had",
             "start the container without torpor.dev/restore-from to have the change",
         )
+
+
+def _ignored_of_linux(case: Case) -> Iterator[str]:
+    """What is made once, when a container starts."""
+    dumped, new_spec = case.origin.dump_spec or {}, case.new
+    old, new = _sections(case, "linux")
+    umasks = [part(process, "user").get("umask") for process in _sections(case, "process")]
+    for before, after, words in (
+        (*umasks, "the umask"),
+        (old.get("personality"), new.get("personality"), "the personality"),
+        (old.get("rootfsPropagation"), new.get("rootfsPropagation"), "the propagation of the root's mounts"),
+        (dumped.get("domainname"), new_spec.get("domainname"), "the domain name"),
+    ):
+        if _differs(before, after):
+            yield words
+    nodes = [{str(node["path"]) for node in section.get("devices") or ()} for section in (old, new)]
+    if added := sorted(nodes[1] - nodes[0]):
+        yield f"device nodes ({_some(added)})"
+    for kind in ("cgroup", "time"):
+        if given(dumped, kind) != given(new_spec, kind):
+            yield f"the {kind} namespace"
 
 
 def _host_names(case: Case) -> tuple[Any, Any]:
@@ -207,8 +230,9 @@ def seccomp(case: Case) -> Iterator[Finding]:
 
 @rule("spec.edit.mounts", about="spec", source="mount flags are the image's, sources the new spec's")
 def mounts(case: Case) -> Iterator[Finding]:
-    """What is mounted may come from elsewhere; where, of which kind and whether read-only is as it was. (That
-    a mount is missing or added is mounts.missing, mounts.added.) Give the new container the same mounts.
+    """What is mounted may come from elsewhere; where, of which kind and with which options is as it was.
+    (That a mount is missing or added is mounts.missing, mounts.added.) Give the new container the same
+    mounts.
     """
     if case.origin.dump_spec is None:
         return
@@ -223,6 +247,15 @@ def mounts(case: Case) -> Iterator[Finding]:
                 "the new spec says",
                 f"make it {'read-only' if was else 'writable'}, or start the container anew",
             )
+        options = [_other_options(entry) for entry in (old[path], new[path])]
+        if options[0] != options[1] and not case.has_kernel:
+            yield finding(
+                "spec.edit.mounts",
+                "warn",
+                f"the new spec changes options of the mount on '{path}' "
+                f"({_some(sorted(options[0] ^ options[1]))}): it keeps those that it had",
+                "start the container anew to have the change",
+            )
     readonly = [bool(root.get("readonly")) for root in _sections(case, "root")]
     if readonly[0] != readonly[1]:
         yield finding(
@@ -232,6 +265,11 @@ def mounts(case: Case) -> Iterator[Finding]:
             "whatever the new spec says",
             f"set root.readonly to {str(readonly[0]).lower()}, or start the container anew",
         )
+
+
+def _other_options(entry: Mapping[str, Any]) -> set[str]:
+    """Options of a mount beside its being writable: size, mode, owner, propagation and flags."""
+    return {str(word) for word in entry.get("options") or ()} - {"ro", "rw", "bind", "rbind"}
 
 
 def _by_destination(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

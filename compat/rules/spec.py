@@ -143,6 +143,22 @@ def mounts(case: Case) -> Iterator[Finding]:
             )
 
 
+@rule("mounts.mapped", about="spec", source="measured: restored, and files have the ids of the node")
+def mapped(case: Case) -> Iterator[Finding]:
+    """CRIU makes no mount whose ids are mapped (uidMappings, gidMappings): files in it would have other
+    owners than the new spec says. Mount without, or start the container anew.
+    """
+    for path, entry in () if case.has_kernel else specified_mounts(case.new, case.rootfs_path).items():
+        by_option = {"idmap", "ridmap"} & set(entry.get("options") or ())
+        if by_option or entry.get("uidMappings") or entry.get("gidMappings"):
+            yield finding(
+                "mounts.mapped",
+                "refuse",
+                f"the new spec maps the ids of the mount on '{path}', which a restore does not do",
+                "mount it without, or start the container anew",
+            )
+
+
 @rule("mounts.source", about="here", source="measured: not a directory; field report cri-o PR#6203")
 def sources(case: Case) -> Iterator[Finding]:
     """What the new spec binds in must be there, and be a file where a file is, a directory where that is.

@@ -95,6 +95,10 @@ def _mounts(pid: int, spec: Spec) -> Iterator[str]:
             yield f"{path} can be written to"
         elif entry["type"] == "bind" and not os.path.samefile(f"/proc/{pid}/root{path}", entry["source"]):
             yield f"on {path} something else is mounted"
+        elif mapping := entry.get("uidMappings"):
+            owner, shown = (os.stat(top).st_uid for top in (entry["source"], f"/proc/{pid}/root{path}"))
+            if shown != owner - mapping[0]["containerID"] + mapping[0]["hostID"]:
+                yield f"the ids on {path} are not mapped"
     if spec["root"].get("readonly") and "ro" not in options["/"]:
         yield "its root file system can be written to"
     for path in hidden:

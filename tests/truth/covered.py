@@ -49,6 +49,7 @@ MET: Mapping[str, str] = {
     "mounts.missing": "a volume that the new spec lacks",
     "mounts.place": "the place of a mount of the program's own is missing",
     "mounts.reach": "a volume that the root of a user namespace cannot reach",
+    "mounts.mapped": "a volume whose ids are mapped",
     "mounts.source": "a volume whose source is missing",
     "files.immutable": "an open file is immutable",
     "files.in-way": "a file where a unix socket was",

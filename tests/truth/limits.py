@@ -15,7 +15,7 @@ from tests.truth.files import at
 from tests.truth.mounts import entry
 from tests.truth.node import resources
 from tests.truth.place import World
-from tests.truth.rights import process
+from tests.truth.rights import linux, process
 from tests.truth.scenario import Scenario, Source, as_it_is, counting
 
 
@@ -143,11 +143,24 @@ def _mount_cgroups(world: World) -> None:
     )
 
 
+def _map_ids(world: World) -> None:
+    mapping = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    entry(world, "/vol").update(uidMappings=mapping, gidMappings=mapping)
+
+
+def _option(path: str, *options: str) -> Callable[[World], object]:
+    def change(world: World) -> None:
+        entry(world, path)["options"] = [*entry(world, path)["options"], *options]
+
+    return change
+
+
 def _of(name: str, source: Source, change: Callable[[World], object] = as_it_is) -> Scenario:
     return Scenario(kind="limits", name=name, source=source, change=change)
 
 
 _PLAIN = sources.PLAIN
+_FUSE = {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}
 SCENARIOS = (
     _of("40 MiB in /dev/shm, no limit", _IN_SHM),
     _of("40 MiB in /dev/shm, 30 MiB allowed", _IN_SHM, _TIGHT),
@@ -213,6 +226,13 @@ SCENARIOS = (
     _of("a directory where a unix socket was", sources.UNIX_SOCKET, at("data/run/sock", _directory)),
     _of("the files' directory behind a link", sources.FILES, _behind_link("other")),
     _of("the files' directory behind an absolute link", sources.FILES, _behind_link("/other")),
+    _of("a volume whose ids are mapped", sources.VOLUME, _map_ids),
+    _of("a volume with another propagation", sources.VOLUME, _option("/vol", "rshared")),
+    _of("a tmpfs with another size", sources.TMPFS, _option("/scratch", "size=64k")),
+    _of("another umask", _PLAIN, process(user={"uid": 0, "gid": 0, "umask": 0o77})),
+    _of("another personality", _PLAIN, linux(personality={"domain": "LINUX32"})),
+    _of("the root's mounts shared", _PLAIN, linux(rootfsPropagation="shared")),
+    _of("a device that only the new spec has", _PLAIN, linux(devices=[_FUSE])),
     _of("the host's uts in place of its own", _PLAIN, _hosts_uts),
     _of("control groups mounted by the new spec only", _PLAIN, _mount_cgroups),
 )

@@ -31,6 +31,7 @@ from tests.support.verdicts import (
     task,
 )
 
+MAPPING = {"containerID": 0, "hostID": 100000, "size": 65536}
 CERTAIN = None
 """Nobody needs to know more than the image and the specification say."""
 
@@ -221,6 +222,12 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 4}}})),
         "refuse",
         At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 5}}})),
+        CERTAIN,
+    ),
+    "mounts.mapped": (
+        At(has("/data", external=True), spec=new(mounts=[{**bind("/data")[0], "uidMappings": [MAPPING]}])),
+        "refuse",
+        At(has("/data", external=True), spec=new(mounts=bind("/data"))),
         CERTAIN,
     ),
     "mounts.kind": (
@@ -459,3 +466,37 @@ def test_an_older_criu_than_the_images(made_by: str, there: str, severity: list[
 def test_the_known_table_of_kernels_is_sorted():
     since = [entry[0] for entry in cast("Any", tools)._CRIU_SINCE]
     assert since == sorted(since, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"process": {"user": {"uid": 0, "umask": 0o77}}}, "the umask"),
+        ({"linux": {"personality": {"domain": "LINUX32"}}}, "the personality"),
+        ({"linux": {"rootfsPropagation": "shared"}}, "the propagation of the root's mounts"),
+        ({"domainname": "example"}, "the domain name"),
+        ({"linux": {"devices": [{"path": "/dev/fuse"}]}}, "device nodes (/dev/fuse)"),
+        (
+            {"linux": {"namespaces": [*SPEC["linux"]["namespaces"], {"type": "cgroup"}]}},
+            "the cgroup namespace",
+        ),
+        ({"linux": {"namespaces": [*SPEC["linux"]["namespaces"], {"type": "time"}]}}, "the time namespace"),
+    ],
+)
+def test_what_a_restore_ignores_is_told(sections: dict[str, Any], said: str):
+    (found,) = (one for one in edited(**sections).found() if one.rule == "spec.edit.ignored")
+    assert f"changes {said}:" in found.message
+    back = At(spec=SPEC, origin=Origin(dump_spec=new(**sections)))
+    assert any(said in one.message for one in back.found()) == ("device" not in said)
+
+
+def test_options_of_mounts_that_a_restore_ignores():
+    def found(before: list[str], after: list[str], **more: Any) -> list[str]:
+        specs = [new(mounts=[{"destination": "/d", "type": "tmpfs", "source": "tmpfs", "options": options}])
+                 for options in (before, after)]  # fmt: skip
+        at = At(replace(has("/d", "tmpfs"), **more), spec=specs[1], origin=Origin(dump_spec=specs[0]))
+        return named(at.found(), "spec.edit.mounts")
+
+    assert found(["size=1m", "nosuid"], ["nosuid", "size=64k"]) == ["warn"]
+    assert found(["rw", "nosuid"], ["nosuid"]) == []
+    assert found([], ["ro"]) == ["refuse"]
