@@ -118,7 +118,8 @@ class _Leaving:
             plan, spec_data = self._plan()
         with self.record.begun():
             try:
-                begin_departure(self.record, plan)
+                with self._said():
+                    begin_departure(self.record, plan)
                 with self._timed("prepare"):
                     self._prepare(plan, spec_data, trial=trial)
                 if not trial:
@@ -229,10 +230,8 @@ class _Leaving:
         """Let the target make room, and send it what does not change any more."""
         self.tell(f"asking node '{self.peer}'")
         memory_bytes = self._memory_bytes()
-        try:
+        with self._said():
             self.here.check_room(memory_bytes)
-        except ShimError as error:
-            raise ShimError(f"{self.words}: {error}") from error
         self.channel = connect(self.here.config, self.peer)
         answer = self.channel.ask(
             Reserve(
@@ -470,6 +469,14 @@ class _Leaving:
         if self.report.trial:
             self.record.remove()
         return heard
+
+    @contextlib.contextmanager
+    def _said(self) -> Generator[None]:
+        """What stands against it in the body is said with what it stands against."""
+        try:
+            yield
+        except ShimError as error:
+            raise ShimError(f"{self.words}: {error}") from error
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Generator[None]:

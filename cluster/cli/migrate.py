@@ -16,7 +16,7 @@ from cluster import config
 from cluster.departure import Report, migrate
 from cluster.here import Here
 from cluster.records import STANDING, VERDICT, Arrival, Departure, Record, all_of
-from cluster.settle import resolve
+from cluster.settle import resolve, told
 from netmig.errors import NetworkError
 from shim.cli.node import this_node
 from shim.errors import ShimError, UsageError
@@ -74,7 +74,10 @@ def command(
     """
     here = Here(config=config.load(config.find(config_path)), node=this_node())
     if listing:
-        _list(here, as_json=as_json)
+        try:
+            _list(here, as_json=as_json)
+        except OSError as error:
+            raise ShimError(f"could not list migrations: {told(error)}") from error
         return
     if not container:
         raise UsageError("could not migrate nothing: name a container, or with --resolve a migration")
@@ -105,8 +108,8 @@ def _say(words: str) -> None:
 def _resolve(here: Here, migration: str, wish: str) -> str:
     try:
         return resolve(here, migration, "source" if wish == "source" else "target")
-    except NetworkError as error:
-        raise ShimError(str(error)) from error
+    except (NetworkError, OSError) as error:
+        raise ShimError(told(error)) from error
 
 
 def _show(report: Report) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
+from cluster.records import Departure, Record, new_name
 from tests.migrate.pair import PORT, Pair, Pairs
-from tests.netlab.nodes import POD_NETWORK
+from tests.netlab.nodes import NETNS, POD_NETWORK
 from tests.support.containers import command
 
 pytestmark = pytest.mark.engine
@@ -126,6 +129,34 @@ def _mounted(document: dict[str, object]) -> None:
     mounts.append({"destination": "/x", "type": "bind", "source": "/nowhere", "options": ["rbind"]})  # pyright: ignore[reportUnknownMemberType]
 
 
+def _on_the_node(document: dict[str, Any]) -> None:
+    for namespace in document["linux"]["namespaces"]:
+        if namespace["type"] == "network":
+            namespace["path"] = str(NETNS / "node1")
+
+
+def _under_way(place: Pair) -> Callable[[], object]:
+    """Somebody else migrates it, and has not come far."""
+    one = place.agents[0]
+    record = Record(one.state_path / "departures", new_name())
+    at_work = contextlib.ExitStack()
+    at_work.enter_context(record.begun())
+    plan = Departure(
+        migration=record.migration,
+        container_id=place.container_id,
+        root=str(one.node.runc.root),
+        directory="",
+        bundle="",
+        peer="node2",
+        engine="criu",
+        netns="",
+        identity=b"",
+        owner="",
+    )
+    record.make(plan)
+    return lambda: (record.remove(), at_work.close())
+
+
 def _not_listed(place: Pair) -> Callable[[], object]:
     path = place.agents[1].config_path
     before = path.read_text()
@@ -178,6 +209,8 @@ CASES: dict[str, tuple[Prepare, str]] = {
     "same-id": (_same_id, "already; delete that one"),
     "no-volume": (_spec(_mounted), "it has no '/nowhere'"),
     "pod": (_spec(_annotated), "torpor.dev/restore-from"),
+    "node-network": (_spec(_on_the_node), "it has the node's own network"),
+    "under-way": (_under_way, "a migration of it to 'node2' is under way"),
     "not-listed": (_not_listed, "may not send containers here"),
     "forged": (_stranger, "could not "),
     "impostor": (_impostor, "could not "),

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from cluster import cargo, config, settle
 from cluster.channel import Channel, Lost, Refused
@@ -409,6 +410,15 @@ def test_a_damaged_record_is_listed_among_the_others(
     said = capsys.readouterr()
     assert [row["state"] for row in json.loads(said.out)] == ["damaged", "preparing", "damaged"]
     assert said.err.count("end its container, and only then remove the directory") == 2
+
+
+def test_a_state_that_is_no_directory_is_told_by_the_list(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "agent.toml").write_text(f'node = "a"\nstate = "{tmp_path / "file"}"\n')
+    done = CliRunner().invoke(migrate_cli.command, ["--list", "--config", str(tmp_path / "agent.toml")])
+    assert isinstance(done.exception, ShimError)
+    words = f"could not list migrations: could not use '{tmp_path / 'file' / 'departures'}': Not a directory"
+    assert str(done.exception).startswith(words)
 
 
 @pytest.mark.parametrize(
