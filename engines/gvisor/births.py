@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _HOST_FILE = re.compile(r"host:\[(\d+)\]")
+_DELETED = " (deleted)"
 _STREAMS = 3  # that runsc numbers for each container that it starts
 
 
@@ -23,7 +24,8 @@ class Birth:
     """A process, by its ids in the sandbox. parent: 0 for a container's first process.
 
     session: as of getsid(2). born_ns: since the epoch. host_files: the numbers that runsc gives the streams
-    of the node that it holds. holds: paths in the sandbox, each with how: "open", "mapped" or "cwd".
+    of the node that it holds. holds: paths in the sandbox, each with how: "open", "mapped", "cwd", or
+    "deleted" for what is open and has no name any more.
     """
 
     pid: int
@@ -51,23 +53,20 @@ def _birth(document: Mapping[str, Any]) -> Birth:
         born_ns=int(document["clone_ts"]),
         host_files=frozenset(int(match[1]) for path in paths if (match := _HOST_FILE.fullmatch(path))),
         name=str(status.get("comm", "")),
-        holds=frozenset(
-            (path, how) for path, how in _holds(document, paths) if path.startswith("/") and _is_there(path)
-        ),
+        holds=frozenset((path, how) for path, how in _holds(document, paths) if path.startswith("/")),
     )
 
 
 def _holds(document: Mapping[str, Any], opened: Iterable[str]) -> Iterator[tuple[str, str]]:
-    yield str(document.get("cwd", "")), "cwd"
-    yield str(document.get("exe", "")), "mapped"
-    for entry in document.get("maps") or ():
-        yield str(entry.get("pathname") or ""), "mapped"
-    for path in opened:
-        yield path, "open"
-
-
-def _is_there(path: str) -> bool:
-    return not path.endswith(" (deleted)")
+    found = [(str(document.get("cwd", "")), "cwd"), (str(document.get("exe", "")), "mapped")]
+    found += [(str(entry.get("pathname") or ""), "mapped") for entry in document.get("maps") or ()]
+    found += [(path, "open") for path in opened]
+    for path, how in found:
+        named = path.removesuffix(_DELETED)
+        if named == path:
+            yield path, how
+        elif how == "open":
+            yield named, "deleted"
 
 
 def from_exec(births: Sequence[Birth], first_exec_ns: int | None) -> Birth | None:

@@ -42,7 +42,8 @@ def _needs(
     for path, use in held:
         base = _base(path, mounts)
         place = _place(path, base, rootfs_path, mounts)
-        if place is None:
+        # Only in the overlay is a deleted file of the root deleted: below it is there, and runsc wants it.
+        if place is None or (use == "deleted" and base != "/"):
             continue
         with contextlib.suppress(OSError):  # the container made it
             found = place.lstat()

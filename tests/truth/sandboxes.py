@@ -50,6 +50,12 @@ SCENARIOS = (
     _of("a sandbox whose file has grown", sources.SANDBOX_FILE, at("data/table", grow)),
     _of("a sandbox whose changed file is there", sources.SANDBOX_CHANGES),
     _of("a sandbox whose changed file is missing", sources.SANDBOX_CHANGES, at("data/table", Path.unlink)),
+    _of("a sandbox whose open file it has deleted", sources.SANDBOX_DELETED),
+    _of(
+        "a sandbox whose open file it has deleted, missing below",
+        sources.SANDBOX_DELETED,
+        at("data/table", Path.unlink),
+    ),
     _of("a sandbox whose working directory is there", sources.SANDBOX_DIRECTORY),
     _of(
         "a sandbox whose working directory is missing", sources.SANDBOX_DIRECTORY, at("data/here", Path.rmdir)

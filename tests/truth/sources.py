@@ -301,6 +301,15 @@ SANDBOX_CHANGES = Source(
     edit=_file_of_the_root,
     engine="gvisor",
 )
+SANDBOX_DELETED = Source(
+    name="sandbox-deleted",
+    args=counting(
+        *("import os", "file = open('/data/table')", "os.unlink('/data/table')"),
+        each=("file.seek(0)", "assert len(file.read()) == 100"),
+    ),
+    edit=_file_of_the_root,
+    engine="gvisor",
+)
 SANDBOX_VOLUME = Source(name="sandbox-volume", args=VOLUME.args, edit=with_volume, engine="gvisor")
 
 

@@ -47,9 +47,13 @@ def test_what_lies_on_the_node_is_needed_and_nothing_else(tmp_path: Path):
         "/etc/name": {"source": str(volume / "log"), "options": ["rbind", "ro"]},
     }
     opened = ("/data/table", "/data/new", "/vol/log", "/vol/fifo", "/tmp/under", "/etc/name", "host:[1]")
-    found = needs(root, told(*opened, "/vol/gone (deleted)", cwd="/data"), mounts)
+    (root / "data/below").touch()
+    (volume / "gone").touch()
+    deleted = ("/vol/gone (deleted)", "/data/below (deleted)", "/data/made (deleted)")
+    found = needs(root, told(*opened, *deleted, cwd="/data"), mounts)
     assert found.keys() == {
-        *("/bin/app", "/lib/so", "/data", "/data/table", "/vol/log", "/vol/fifo", "/etc/name")
+        *("/bin/app", "/lib/so", "/data", "/data/table", "/vol/log", "/vol/fifo", "/etc/name"),
+        "/data/below",  # deleted in the overlay only
     }
     assert {path: (need.kind, need.use) for path, need in found.items() if need.kind != "file"} == {
         "/data": ("directory", "working-directory"),
