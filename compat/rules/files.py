@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compat.rules.case import Case, clean, finding, is_bind, resolve, rule, specified_mounts
+from compat.rules.case import Case, finding, is_bind, resolve, rule, specified_mounts
 from engines.api import FileNeed, Finding, LockNeed, Needs
 from engines.elf import build_id
 
@@ -64,20 +64,26 @@ class Places:
             path: Path(str(entry.get("source"))) for path, entry in self.specified.items() if is_bind(entry)
         }
         self._root = rootfs_path if complete else None
+        self._real: dict[str, str] = {}  # directories of the root file system to where they really are
         self._tops = sorted({mount.destination for mount in needs.mounts}, key=len, reverse=True)
 
     def of(self, path: str, *, proper: bool = False) -> Path | None:
         """Where a path lies, None if the image brings it or nobody knows. proper: beneath another mount."""
-        tops = (top for top in self._tops if _beneath(path, top) and not (proper and path == top))
-        base = next(tops, "/")
+        base = self._base(path, proper=proper)
+        if base == "/" and self._root is not None and path != "/":
+            # As the container sees it: an absolute link leads elsewhere in it, maybe into a mount.
+            folder, name = os.path.split(path)
+            if folder not in self._real:
+                self._real[folder] = resolve(self._root, folder)
+            path = os.path.join(self._real[folder], name)  # noqa: PTH118
+            base = self._base(path, proper=proper)
         source = self._sources.get(base) if base != "/" else self._root
         inside = path.removeprefix(base).lstrip("/")
-        if base == "/" and source is not None and inside:
-            # As the container sees it: an absolute link leads elsewhere in it, maybe into a mount.
-            above = resolve(source, os.path.dirname(inside))  # noqa: PTH120
-            real = os.path.join(above, os.path.basename(inside))  # noqa: PTH118, PTH119
-            return self.of(real, proper=proper) if real != clean(f"/{inside}") else source / inside
         return source / inside if source and inside else source
+
+    def _base(self, path: str, *, proper: bool) -> str:
+        tops = (top for top in self._tops if _beneath(path, top) and not (proper and path == top))
+        return next(tops, "/")
 
 
 def _beneath(path: str, top: str) -> bool:

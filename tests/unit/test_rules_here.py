@@ -380,6 +380,11 @@ def test_an_absolute_link_leads_elsewhere_in_the_container(tmp_path: Path):
         return [one.message.split("'")[1] for one in found]
 
     assert missing() == ["/data/log", "/mounted/log"]
+    for here, there in (("one", "two"), ("two", "three"), ("three", "one")):
+        (root / here).symlink_to(there)
+    loop = FileNeed(path="/one/log", size_bytes=-1, mode=-1)
+    (found,) = verdict.judge_files(replace(case.needs, files=(loop,)), case.spec or {}, root)
+    assert found.rule == "files.missing"
     (root / "real/log").touch()
     assert missing() == ["/mounted/log"]
     (volume / "log").touch()
