@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,13 +96,14 @@ def groups(results: Results) -> list[Group]:
 
 def _group(where: Mapping[str, Value], cells: Sequence[Cell], judged: Objective) -> Group:
     sign = -1 if judged.more else 1
-    ordered = sorted(cells, key=lambda cell: sign * cell.summary(judged.metric).mean)
+    # Cells stop when their own interval is narrow. They are ranked by the replications that all have, or one
+    # that met kinder failures later on would pass for better than one that beat it on the same failures.
+    common = min(len(cell.values[judged.metric]) for cell in cells)
+    ordered = sorted(cells, key=lambda cell: sign * math.fsum(cell.values[judged.metric][:common]))
     best = ordered[0].values[judged.metric]
     ranked: list[Ranked] = []
     for cell in ordered:
         values = cell.values[judged.metric]
-        # Cells stop when their own interval is narrow: what both have are the same failures.
-        common = min(len(best), len(values))
         behind = paired(best[:common], values[:common]) if ranked and common > 1 else None
         ranked.append(Ranked(cell, label(cell, *where), cell.summary(judged.metric), behind))
     return Group(where, ranked, judged)

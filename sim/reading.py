@@ -89,6 +89,8 @@ def parse(path: Path) -> dict[str, Any]:
         where = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
         raise bad(f"it is not YAML{where}: {problem}; correct it") from error
+    except ValueError as error:
+        raise bad("it holds a whole number of thousands of digits; write a smaller one") from error
     except RecursionError as error:
         raise bad("it is nested too deep; write it flat") from error
     if document is None:
@@ -113,6 +115,14 @@ def shown(value: object) -> str:
     """A value as an error shows it: short."""
     text = f"'{value}'" if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _finite(number: float) -> bool:
+    """Whether a float holds it: no infinity, and no whole number past 1e308."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 class Book:
@@ -224,7 +234,7 @@ class Section:
         raw = self.get(key, _MISSING if default is None else default)
         if isinstance(raw, bool) or not isinstance(raw, str | int | float):
             self.fail(key, f"is {shown(raw)}; it must be a number with a unit")
-        if raw is default or (isinstance(raw, float) and math.isinf(raw)):
+        if raw is default:
             value = float(raw)
         else:
             try:
@@ -268,7 +278,7 @@ class Section:
     ) -> float:  # fmt: skip
         """A bare number from `least` (not itself if `above`) to `most`."""
         raw = self.get(key, _MISSING if default is None else default)
-        if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
+        if isinstance(raw, bool) or not isinstance(raw, int | float) or not _finite(raw):
             self.fail(key, f"is {shown(raw)}; it must be a number without a unit")
         if raw < least or raw > most or (above and raw == least):
             low = f"above {least:g}" if above else f"{least:g} or more"
@@ -281,7 +291,7 @@ class Section:
     def count(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         """A whole number."""
         raw = self.get(key, _MISSING if default is None else default)
-        if isinstance(raw, bool) or not isinstance(raw, int | float) or raw != math.floor(raw):
+        if isinstance(raw, bool) or not isinstance(raw, int | float) or not _finite(raw) or raw % 1:
             self.fail(key, f"is {shown(raw)}; it must be a whole number")
         if raw < least:
             self.fail(key, f"is {raw:g}; it must be {least} or more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from sim.config import (
     NO_TIME,
@@ -18,7 +18,7 @@ from sim.config import (
     Workload,
 )
 from sim.errors import SimError
-from sim.reading import Section
+from sim.reading import Section, shown
 from sim.sections import law, optional_law, trace_file
 from sim.traces import capacity, priced, requests, synthetic
 from sim.traces.capacity import Windows
@@ -195,7 +195,9 @@ def _traced(
 ) -> tuple[float, tuple[RegionCapacity, ...], tuple[int, ...]]:
     path = trace_file(section, "trace")
     zones: Any = section.get("zones", [])
-    wanted = [zones] if isinstance(zones, str) else list(zones)
+    wanted = cast("list[Any]", [zones] if isinstance(zones, str) else zones)
+    if not isinstance(zones, str | list) or not all(isinstance(name, str) for name in wanted):
+        section.fail("zones", f"is {shown(zones)}; it must be names of zones")  # pyright: ignore[reportUnknownArgumentType]
     section.resolved["zones"] = wanted
     try:
         if path.suffix == ".json":

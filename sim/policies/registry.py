@@ -239,7 +239,10 @@ def _value(name: str, parameter: Parameter, value: Any, seconds: Callable[[str],
     def wrong(wanted: str) -> SimError:
         return SimError(f"could not make policy '{name}': {parameter.name} is {value!r}; it must be {wanted}")
 
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError as error:
+        raise wrong("a number that a float holds") from error
     if value in (None, "auto") and not parameter.required and parameter.default is None:
         return None
     match parameter.kind:

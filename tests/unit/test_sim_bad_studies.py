@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -183,6 +184,17 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         put("job")({"gpus": 12, "work": "9d"}),
         "job.gpus is 12, no multiple of the 8 of a node",
     ),
+    "endless nodes": (put("cluster", "nodes")(math.inf), "cluster.nodes is inf; it must be a whole number"),
+    "nodes that are no number": (put("cluster", "nodes")(math.nan), "cluster.nodes is nan; it must be a"),
+    "a number too large for a float": (
+        put("study", "replications", "rel_half_width")(10**400),
+        "rel_half_width is 10+...; it must be a number without a unit",
+    ),
+    "an option too large for a float": (
+        put("policies", 0, "interval")(10**400),
+        r"policies\[0\] cannot be used: could not make policy 'periodic': interval",
+    ),
+    "a time without an end": (put("study", "horizon")(math.inf), "study.horizon is inf; it must be a number"),
     "GPUs and nodes": (put("job", "gpus")(8), "job.gpus is there beside nodes"),
     "more gangs than fit": (put("job", "count")(2), "job.count is 2: 128 nodes, and the cluster has 64"),
     "work of nothing": (put("job", "work")("0s"), "job.work is '0s'; it must be above 0"),
@@ -327,6 +339,14 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         instead(spot={**SPOT, "trace": "zones.json", "zones": ["moon"]}),
         "spot.zones holds 'moon', which the trace has not; it has a",
     ),
+    "zones that are no names": (
+        instead(spot={**SPOT, "trace": "zones.json", "zones": 5}),
+        "spot.zones is 5; it must be names of zones",
+    ),
+    "zones that are no names either": (
+        instead(spot={**SPOT, "trace": "zones.json", "zones": [{"a": 1}]}),
+        "spot.zones is .*; it must be names of zones",
+    ),
 }
 
 
@@ -382,6 +402,7 @@ TEXTS = {
     "a number as a key": ("1: 2\n", "a key in line 1 is no word"),
     "what refers to itself": ("schema: 1\nstudy: &a\n  name: *a\n", "it refers to itself"),
     "a tag": ("schema: !!python/name:os.system\n", "it is not YAML"),
+    "a number of five thousand digits": ("schema: " + "1" * 5000, "a whole number of thousands of digits"),
     "deep nesting": ("schema: " + "[" * 1100, "it is n"),
 }
 

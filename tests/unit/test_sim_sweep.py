@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from sim import results, sweep
+from sim import judge, results, sweep
 from sim.config import Cluster, Config, PolicySpec, Replications, Training
 from sim.engine import dispatch
 from sim.errors import SimError
@@ -180,6 +180,21 @@ def test_a_metric_that_some_replications_lack() -> None:
     assert (cell.summary("mttf_s").mean, cell.summary("mttf_s").n, cell.summary("wall_s").n) == (4.0, 1, 3)
     with pytest.raises(SimError, match="could not find metric 'mttr_s' of a; there are mttf_s, wall_s"):
         cell.summary("mttr_s")
+
+
+def test_cells_are_ranked_by_the_failures_that_all_of_them_met() -> None:
+    # The second loses to the first on every failure that both met, and met kinder ones alone.
+    cells = [results.Cell(name, name, {"policy": name}) for name in ("longer", "shorter")]
+    for number in range(12):
+        for cell, loss in zip(cells, (0.01 + 0.001 * (number % 2), 0.0), strict=True):
+            if number < 10 or cell.name == "longer":
+                ettr = 0.5 + 0.02 * number + (0.2 if number >= 10 else 0.0) - loss
+                cell.add(Outcome("done", {"wall_s": 1.0, "ettr": ettr}, {"goodput": 1.0}), number)
+    assert cells[0].summary("ettr").mean > cells[1].summary("ettr").mean
+    (group,) = judge.groups(results.Results("a", "", "", 0, "training", "", cells))
+    assert group.best.cell.name == "shorter"
+    assert group.ranked[1].behind is not None and group.ranked[1].behind.mean > 0
+    assert "shorter is best" in group.verdict()
 
 
 @pytest.mark.parametrize("missing", ["run.json", "results.parquet"])
