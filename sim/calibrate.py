@@ -100,7 +100,9 @@ def files(paths: Iterable[Path]) -> list[Path]:
         elif path.exists():
             found.append(path)
         else:
-            raise SimError(f"could not read timings '{path}': there is no such file or folder")
+            raise SimError(
+                f"could not read timings '{path}': there is no such file or folder; check the path"
+            )
     if not found:
         raise SimError("could not read timings: there is no timings.json; give files, or a store's folder")
     return list(dict.fromkeys(found))
@@ -217,7 +219,10 @@ def calibrate(paths: Iterable[Path]) -> Calibration:
         for name, seconds in timing.phases.items():
             samples.setdefault(name, []).append((timing.image_bytes, seconds))
     if STALL not in samples:
-        raise SimError("could not calibrate: no checkpoint that tells how long it froze is among the timings")
+        raise SimError(
+            "could not calibrate: no checkpoint that tells how long it froze is among the timings; give "
+            "those of one"
+        )
     main = [name for name in (STALL, PERSIST, RESTORE) if name in samples]
     sizes = sorted(timing.image_bytes for timing in timings if timing.operation == "checkpoint")
     return Calibration(

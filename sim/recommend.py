@@ -56,7 +56,7 @@ def recommend(study: Study, results: Results, folders: Sequence[Path]) -> dict[s
         "levels": [{"name": name, "every": every} for name, every in opened.levels],
         "triggers": opened.triggers,
         "valid": valid_range(cell, opened),
-        "inputs": {"study_sha256": study.sha256, "files": _files(study.resolved(), folders)},
+        "inputs": {"study_sha256": study.sha256, "files": _files(study.resolved, folders)},
         "seed": results.seed,
         "replications": best.summary.n,
         "versions": dict(results.versions),

@@ -99,7 +99,7 @@ class _Game:
     def has_spot(self, name: str, tick: int) -> bool:
         return bool(self.markets[name].available[self.start + tick])
 
-    def credit(self, tick: int) -> None:
+    def credit(self) -> None:
         """What the last tick came to, and what it cost."""
         job, state, out = self.job, self.state, self.out
         paid = 0.0
@@ -138,7 +138,7 @@ class _Game:
         for tick in range(ticks + 1):
             self.state.now_s = tick * self.job.tick_s
             if tick:
-                self.credit(tick)
+                self.credit()
             self.out.end_s = self.state.now_s
             if self.state.work_s - self.state.done_s <= 1e-3:
                 self.out.done = True

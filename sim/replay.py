@@ -87,8 +87,7 @@ def replay(
         work_s: useful work, in seconds.
         costs: of checkpoints and restarts.
         outages: when each failure strikes and how long the job then has no machine, in order of time. One
-        that
-            strikes while there is no machine does nothing more.
+            that strikes while there is no machine does nothing more.
         mtbf_s: what the policy is told.
         limit_s: a job that is not done by then ends with `done` False: without checkpoints it may never be.
 

@@ -150,13 +150,6 @@ class Results:
     cells: list[Cell]
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def cell(self, name: str) -> Cell:
-        """The one of that name."""
-        found = next((cell for cell in self.cells if cell.name == name), None)
-        if found is None:
-            raise SimError(f"could not find cell '{name}'; there are {', '.join(c.name for c in self.cells)}")
-        return found
-
 
 def _dictionary(values: Sequence[str], lengths: Sequence[int]) -> Any:
     """A column that repeats each value so often."""

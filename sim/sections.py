@@ -83,8 +83,8 @@ def _made(section: Section, key: str, make: Any) -> Any:
         section.fail(key, f"is wrong: {error}")
 
 
-def _mean(section: Section, key: str = "mean") -> float | None:
-    return section.time(key, least="above 0") if section.has(key) else None
+def _mean(section: Section) -> float | None:
+    return section.time("mean", least="above 0") if section.has("mean") else None
 
 
 def _of_kind(section: Section, kind: str, mean_s: float | None) -> Law:
@@ -203,7 +203,9 @@ def _trace(section: Section, cluster: Cluster) -> TraceFailures:
         offset_s = section.time("offset", 0.0)
     if start_s >= span_s and not repeat:
         section.fail(
-            "start", f"is {start_s / DAY_S:g} days, past the end of the trace ({span_s / DAY_S:g} days)"
+            "start",
+            f"is {start_s / DAY_S:g} days, past the end of the trace ({span_s / DAY_S:g} days); make it "
+            "earlier, or set repeat: true",
         )
     # Where a node has two faults at once it is down until both are over.
     down = sorted((start_d, end_d, numbers[node]) for node, start_d, end_d in faults.down(found))
@@ -278,10 +280,7 @@ def read_storage(
             section.fail("name", f"is '{name}', which is taken; choose another one")
         scopes: tuple[Scope, ...] = ("nothing", "node", "rack", "switch")
         lost_with: Scope = section.choice("lost_with", scopes, "nothing")
-        if (lost_with == "rack" and not cluster.racks) or (lost_with == "switch" and not cluster.switches):
-            section.fail(
-                "lost_with", f"is {lost_with}, of which the cluster has none; set cluster.{lost_with}s"
-            )
+        _there_are(section, "lost_with", lost_with, cluster)
         write_bps = section.bandwidth("write") if section.has("write") else math.inf
         read_bps = section.bandwidth("read") if section.has("read") else write_bps
         own = {key: optional_law(section, key) for key in general}

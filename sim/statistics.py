@@ -7,7 +7,6 @@ without rounding errors (`math.fsum`), so that the same values give the same dig
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,9 +100,9 @@ def _mean_sd(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def half_width(sd: float, n: int, confidence: float = CONFIDENCE) -> float:
-    """Half the width of the interval of a mean of `n` values; not a number for one value."""
-    return t_quantile(n - 1, confidence) * sd / math.sqrt(n) if n > 1 else math.nan
+def half_width(sd: float, n: int) -> float:
+    """Half the width of the 95 % interval of a mean of `n` values; not a number for one value."""
+    return t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.nan
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -220,12 +219,11 @@ def warm_up(series: Sequence[float], batch: int = 5) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The mean of one long run. `lag1`: how much a batch is like the next one; above 0.2, run it longer."""
+    """The mean of one long run, half the width of its 95 % interval, and of how many batches."""
 
     mean: float
     ci95: float
     batches: int
-    lag1: float
 
 
 def batch_means(series: Sequence[float], batches: int = 20) -> Batches:
@@ -244,8 +242,4 @@ def batch_means(series: Sequence[float], batches: int = 20) -> Batches:
     kept = series[len(series) - size * batches :]
     means = [math.fsum(kept[size * i : size * (i + 1)]) / size for i in range(batches)]
     mean, sd = _mean_sd(means)
-    lag1 = 0.0
-    if sd:
-        pairs = itertools.pairwise(means)
-        lag1 = math.fsum((x - mean) * (y - mean) for x, y in pairs) / (sd * sd * (batches - 1))
-    return Batches(mean, half_width(sd, batches), batches, lag1)
+    return Batches(mean, half_width(sd, batches), batches)

@@ -69,22 +69,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says. `units`: of a swept key that is not a bare number or a word."""
+    """What a study file says.
+
+    `units`: of a swept key that is not a bare number or a word. `resolved`: the file with every default, as
+    YAML; it loads as the same study.
+    """
 
     name: str
     question: str
     cells: tuple[Cell, ...]
     units: Mapping[str, str]
-    text: str
-
-    def resolved(self) -> str:
-        """The file with every default, as YAML; it loads as the same study."""
-        return self.text
+    resolved: str
 
     @property
     def sha256(self) -> str:
         """Of the resolved file: two files that say the same have the same."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return hashlib.sha256(self.resolved.encode()).hexdigest()
 
 
 def load(path: Path) -> Study:

@@ -2,8 +2,8 @@
 
 A task is a block of replications of one cell. Which blocks there are depends on the study and on what came
 out, never on the machine, and results are put together in the study's order: any backend gives the same
-bytes.
-Each task's part is written as soon as it is there, so that a sweep that was stopped goes on where it was.
+bytes. Each task's part is written as soon as it is there, so that a sweep that was stopped goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def run(
                 found[index].extend(block)
     collected = Results(
         study.name, study.question, study.sha256, study.cells[0].config.seed, workload(study),
-        study.resolved(), found, versions(),
+        study.resolved, found, versions(),
     )  # fmt: skip
     if folder:
         results.save(collected, folder)
@@ -176,9 +176,7 @@ def _round(
         rule = cell.config.replications
         values = have.values.get(metric, [])
         if have.replications and (not values or any(map(math.isnan, values))):
-            raise SimError(
-                f"could not judge {cell.name}: a run has no {metric}; give it a longer horizon"
-            )
+            raise SimError(f"could not judge {cell.name}: a run has no {metric}; give it a longer horizon")
         target = wanted(values, rule.rel_half_width, rule.least, rule.most)
         for start in range(have.replications, target, BLOCK):
             tasks.append(_Task(index, cell, start, min(start + BLOCK, target), sha256, timeline))

@@ -319,36 +319,3 @@ def just_in_time_ettr(mtbf: float, down: float, step: float = 0.0) -> float:
     _positive(mtbf=mtbf)
     _not_negative(down=down, step=step)
     return math.exp(-down / mtbf) * (1 - step / (2 * mtbf))
-
-
-@dataclass(frozen=True)
-class Precopy:
-    """A migration in rounds: bytes moved in all, time in all, and the time that work stands still."""
-
-    moved: float
-    total: float
-    downtime: float
-
-
-def precopy(size: float, bandwidth: float, dirtied: float, rounds: int) -> Precopy:
-    """Moving memory in rounds while work goes on: `V (1 - r^(n + 1)) / (1 - r)` bytes, downtime `V/B r^n`.
-
-    Each of n rounds moves what was dirtied during the one before, and a last one stops the work; with r =
-    dirtied / bandwidth (Clark et al., NSDI 2005; the geometric series is elementary).
-
-    Args:
-        size: bytes of memory.
-        bandwidth: bytes a unit of time.
-        dirtied: bytes that work changes in a unit of time, no byte twice in a round.
-        rounds: before work stops; 0 is a plain move.
-
-    """
-    _positive(size=size, bandwidth=bandwidth)
-    _not_negative(dirtied=dirtied)
-    if rounds < 0:
-        raise SimError(f"could not compute a migration: rounds is {rounds}; it must be 0 or more")
-    moved = last = size
-    for _ in range(rounds):
-        last *= dirtied / bandwidth
-        moved += last
-    return Precopy(moved, moved / bandwidth, last / bandwidth)

@@ -6,7 +6,6 @@ import importlib
 from typing import Protocol
 
 from sim.config import Config, Inference, Queue, SpotWork, Training
-from sim.errors import SimError
 from sim.ledger import Outcome
 from sim.policies import registry
 from sim.policies.base import Policy
@@ -42,9 +41,6 @@ def simulate(cell: Cell, replication: int, *, timeline: bool = False) -> Outcome
     """
     config = cell.config
     policy = registry.make(config.policy.name, config.policy.options)
-    module = _ENGINES.get(type(config.workload))
-    if module is None:
-        raise SimError(f"could not simulate cell '{cell.name}': its kind of work is unknown")
     # An engine loads when its kind of work is played: each brings modules of its own.
-    run: Run = importlib.import_module(module).run
+    run: Run = importlib.import_module(_ENGINES[type(config.workload)]).run
     return run(config, Streams(config.seed, replication), policy, timeline)

@@ -130,16 +130,19 @@ class _Run:
         return float(law.sample(self.streams.noise, 1)[0])
 
     def enter(self, replica: _Replica, phase: str) -> None:
-        """End a phase of a replica, put its time into its bucket, begin another."""
-        now_s = self.env.now
-        spent_s = now_s - replica.since_s
+        """End a phase of a replica and begin another."""
+        self.account(replica, self.env.now)
+        replica.phase, replica.since_s = phase, self.env.now
+        replica.version += 1
+
+    def account(self, replica: _Replica, end_s: float) -> None:
+        """Put the time of a replica's phase, up to `end_s`, into its bucket."""
+        spent_s = end_s - replica.since_s
         if replica.phase not in ("off", "down"):
             self.ledger.add(replica.phase, spent_s)
             self.wall_s += spent_s
         if self.spans is not None and spent_s > 0 and replica.phase != "off":
-            self.spans.append(Span(replica.since_s, now_s, f"replica{replica.number}", replica.phase))
-        replica.phase, replica.since_s = phase, now_s
-        replica.version += 1
+            self.spans.append(Span(replica.since_s, end_s, f"replica{replica.number}", replica.phase))
 
     # What the policy decides
 
@@ -188,7 +191,8 @@ class _Run:
         restored = any(isinstance(action, RestoreCache) for action in actions)
         if not all(isinstance(action, RestoreCache | Recompute) for action in actions):
             raise SimError(
-                f"could not play a service with policy '{self.policy.name}': of a cache it says {actions}"
+                f"could not play a service with policy '{self.policy.name}': of a cache it says {actions}, "
+                "not to restore or to compute it; use another policy"
             )
         self.counts["caches_restored" if restored else "caches_recomputed"] += 1
         seconds = request.context * restore_per_token_s if restored else compute_s
@@ -333,12 +337,7 @@ def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Out
     done = played.play()
     end_s = played.env.now if done else config.horizon_s
     for replica in played.replicas:
-        spent_s = end_s - replica.since_s
-        if replica.phase not in ("off", "down"):
-            played.ledger.add(replica.phase, spent_s)
-            played.wall_s += spent_s
-        if played.spans is not None and spent_s > 0 and replica.phase != "off":
-            played.spans.append(Span(replica.since_s, end_s, f"replica{replica.number}", replica.phase))
+        played.account(replica, end_s)
     buckets = played.ledger.buckets()
     served = [one for one in played.requests if not math.isnan(one.done_s) and one.at_s >= config.warmup_s]
     metrics = {

@@ -11,10 +11,10 @@ import numpy as np
 
 from sim.engine.clock import Clock
 from sim.engine.schedule import Planner, Regime
-from sim.engine.terms import MEMORY, Terms, first_state
+from sim.engine.terms import Terms, first_state
 from sim.errors import SimError
 from sim.policies import base
-from sim.policies.base import Action, Event, EventKind, Policy
+from sim.policies.base import MEMORY, Action, Event, EventKind, Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sim.engine.terms import MEMORY, Terms
+from sim.engine.terms import Terms
+from sim.policies.base import MEMORY
 
 SAME_S = 1e-6
 """Times this close are one: what ends as a failure strikes has ended."""

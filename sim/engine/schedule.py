@@ -212,10 +212,8 @@ class Planner:
         self._increment = increment
         self._drawn = {name: _values(price, rng) for name, price in prices.items()}
         used = [prices[name] for name, _ in regime.every]
-        self.constant = all(
-            isinstance(law, Constant) for price in used for law in (price.stall, price.persist)
-        )
-        self._cycle = self._turn() if self.constant and math.isfinite(regime.interval_s) else None
+        constant = all(isinstance(law, Constant) for price in used for law in (price.stall, price.persist))
+        self._cycle = self._turn() if constant and math.isfinite(regime.interval_s) else None
 
     def schedule(self, first: int, since_s: float) -> Schedule:
         """The stretch that begins after checkpoint `first` and `since_s` of work."""
@@ -225,12 +223,9 @@ class Planner:
 
     def cost_s(self, number: int) -> tuple[float, float]:
         """Stall and persist of the checkpoint of this number."""
-        return self.level_cost_s(self.regime.level(number), self.regime.whole(number))
-
-    def level_cost_s(self, level: str, whole: bool = True) -> tuple[float, float]:
-        """Stall and persist of a checkpoint of a level."""
-        stall_s, persist_s = next(self._drawn[level])
-        return (stall_s, persist_s) if whole else (stall_s * self._increment, persist_s * self._increment)
+        stall_s, persist_s = next(self._drawn[self.regime.level(number)])
+        share = 1 if self.regime.whole(number) else self._increment
+        return stall_s * share, persist_s * share
 
     def _turn(self) -> Cycle:
         regime = self.regime

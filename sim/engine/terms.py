@@ -19,9 +19,8 @@ from sim.config import (
 from sim.engine.hardware import groups
 from sim.engine.schedule import Price
 from sim.laws import Constant, Law
-from sim.policies.base import Level, State
+from sim.policies.base import MEMORY, Level, State
 
-MEMORY = "memory"
 SEVERITY = {"node": 1, "rack": 2, "switch": 3, "nothing": 4}
 """A level survives a failure that is less severe than what it is lost with."""
 

@@ -30,6 +30,9 @@ notice: maintenance, or a spot machine."""
 
 Place = Literal["none", "spot", "on-demand"]
 
+MEMORY = "memory"
+"""The level that `KeepReplica` makes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

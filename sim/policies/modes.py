@@ -6,6 +6,7 @@ from sim import theory
 from sim.errors import SimError
 from sim.policies.around import above_0, known
 from sim.policies.base import (
+    MEMORY,
     ROUTINE,
     Action,
     Event,
@@ -16,9 +17,6 @@ from sim.policies.base import (
     State,
 )
 from sim.policies.interval import LEAST_STALL_S
-
-MEMORY = "memory"
-"""The level that `KeepReplica` makes."""
 
 
 def _best_s(policy: str, state: State, stall_s: float) -> float:

@@ -163,7 +163,10 @@ def from_policy_json(path: Path) -> Policy:
     except OSError as error:
         raise SimError(f"could not read policy file '{path}': {error.strerror}; check the path") from error
     except ValueError as error:
-        raise SimError(f"could not read policy file '{path}': it is not JSON ({error})") from error
+        raise SimError(
+            f"could not read policy file '{path}': it is not JSON ({error}); make it with "
+            "'torpor sim recommend'"
+        ) from error
     try:
         chosen = document["policy"]
         name, options = str(chosen["name"]), dict(chosen.get("options") or {})

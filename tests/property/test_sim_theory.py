@@ -71,20 +71,6 @@ def test_preemption_hides_lower_classes_and_keeps_the_order(loads: list[float], 
     assert math.isclose(jobs, load / (1 - load), rel_tol=1e-9)
 
 
-@given(st.floats(1, 1e12), st.floats(1, 1e10), st.floats(0, 3), st.integers(0, 30))
-def test_moving_in_rounds_is_the_geometric_series(
-    size: float, bandwidth: float, ratio: float, rounds: int
-) -> None:
-    found = theory.precopy(size, bandwidth, ratio * bandwidth, rounds)
-    series = rounds + 1.0 if ratio == 1 else (1 - ratio ** (rounds + 1)) / (1 - ratio)
-    if abs(ratio - 1) > 1e-3 or ratio == 1:
-        assert math.isclose(found.total, size / bandwidth * series, rel_tol=1e-9)
-    assert math.isclose(found.downtime, size / bandwidth * ratio**rounds, rel_tol=1e-9)
-    # Rounds shorten the time of standing still just where work dirties less than the network moves.
-    plain = theory.precopy(size, bandwidth, ratio * bandwidth, 0).downtime
-    assert rounds == 0 or ratio in (0, 1) or (found.downtime < plain) == (ratio < 1)
-
-
 @given(mtbfs, st.floats(1e-4, 0.2), st.floats(1e-4, 0.2))
 def test_saving_after_a_failure_beats_periodic_checkpoints_in_large_jobs(
     mtbf: float, stall: float, more: float

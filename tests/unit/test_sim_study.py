@@ -116,7 +116,7 @@ def test_lists_are_sweeps_and_cells_are_all_combinations(tmp_path: Path) -> None
 
 def test_the_resolved_file_loads_as_the_same_study(tmp_path: Path) -> None:
     read = load(tmp_path, WHOLE)
-    (tmp_path / "resolved.yaml").write_text(read.resolved())
+    (tmp_path / "resolved.yaml").write_text(read.resolved)
     again = study.load(tmp_path / "resolved.yaml")
     assert [cell.config for cell in again.cells] == [cell.config for cell in read.cells]
     assert [cell.params for cell in again.cells] == [cell.params for cell in read.cells]
@@ -134,7 +134,7 @@ costs: {stall: 30s}
 policies: [none]
 """
     read = load(tmp_path, text)
-    again = load(tmp_path, read.resolved())
+    again = load(tmp_path, read.resolved)
     assert [cell.config for cell in again.cells] == [cell.config for cell in read.cells]
     assert [getattr(cell.config.workload, "nodes", 0) for cell in again.cells] == [8, 64]
 
