@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -22,8 +23,9 @@ from cluster.channel import Channel, Lost, Refused
 from cluster.cli import migrate as migrate_cli
 from cluster.config import split
 from cluster.here import Here
-from cluster.messages import Answer, Busy, Prepare, Question, Refusal, Send
+from cluster.messages import PROTOCOL, Answer, Busy, Hello, Prepare, Question, Refusal, Send
 from cluster.records import PLAN, VERDICT, Departure, Record, all_of, begin_departure, check_name, new_name
+from cluster.serve import serve
 from cluster.transport import Pipes
 from netmig.errors import NetworkError
 from netmig.lease import Owner
@@ -437,3 +439,24 @@ def test_room_is_asked_of_the_file_system_of_the_state(tmp_path: Path) -> None:
     here.check_room(0)
     with pytest.raises(ShimError, match=f"{tmp_path}, has [0-9]+ MiB free and the migration needs"):
         here.check_room(1 << 60)
+
+
+@pytest.mark.parametrize("question", [Question(migration="0" * 16), Prepare()])
+def test_what_stood_against_a_file_is_told_at_the_next_question(
+    ends: tuple[Channel, Channel], tmp_path: Path, question: Question | Prepare
+) -> None:
+    """The source asks before it freezes: a full disk is not found out while nobody runs."""
+    one, two = ends
+    (tmp_path / "base").write_bytes(b"x" * 10)
+    peers = {"a": config.Peer(may_push=True)}
+    node = cast("Any", SimpleNamespace(config=SimpleNamespace(store_path=tmp_path / "store")))
+    here = Here(config=config.Config(node="b", state=tmp_path, peers=peers), node=node)
+    with ThreadPoolExecutor(1) as beside:
+        serving = beside.submit(serve, here, two, trusted=True)
+        one.ask(Hello(protocol=PROTOCOL, node="a"), Answer)
+        cargo.send(one, "base", "base.tar", tmp_path / "base")
+        words = "belongs to nothing" if isinstance(question, Question) else "nothing was announced"
+        with pytest.raises(Refused, match=words):
+            one.ask(question, Answer)
+        one.close()
+        assert isinstance(serving.exception(), Lost)
