@@ -11,8 +11,9 @@ from sim.errors import SimError
 
 
 def unusable(path: Path, why: str) -> SimError:
-    """The error for a trace that cannot be used. `why` says what is wrong and, where possible, what to do."""
-    return SimError(f"could not read trace '{path}': {why}")
+    """The error for a trace that cannot be used. `why` says what is wrong, and after a `;` what to do."""
+    remedy = "" if "; " in why else "; correct the file, or give another one"
+    return SimError(f"could not read trace '{path}': {why}{remedy}")
 
 
 def read_text(path: Path) -> str:

@@ -243,7 +243,7 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
     ),
     "storage lost with what is not there": (
         put("storage")([{"name": "a", "stall": "3s", "lost_with": "switch"}]),
-        r"storage\[0\].lost_with is switch, of which",
+        r"storage\[0\].lost_with is switch, of which the cluster has none; set cluster.switches",
     ),
     "an unknown bandwidth": (
         put("storage")([{"name": "a", "write": "20GB"}]),
