@@ -274,17 +274,11 @@ _KINDS: dict[type[object], str] = {
 
 
 def _policy(book: Book, entry: _Entry, options: dict[str, Any], config: Config) -> PolicySpec:
-    def seconds(text: str) -> float:
-        try:
-            return units.seconds(text)
-        except units.UnitError as error:
-            raise SimError(f"'{text}' is no time: {error}") from error
-
     name = str(options["name"])
     rest = {key: raw for key, raw in options.items() if key != "name"}
     try:
-        registry.make(name, rest, seconds)
-        spec = PolicySpec(name, _canonical(name, rest, seconds))
+        registry.make(name, rest, units.seconds)
+        spec = PolicySpec(name, _canonical(name, rest))
     except SimError as error:
         book.fail(entry.path, f"cannot be used: {error}")
     kind, suits = _KINDS[type(config.workload)], registry.describe(name).work
@@ -303,19 +297,19 @@ def _policy(book: Book, entry: _Entry, options: dict[str, Any], config: Config) 
     return spec
 
 
-def _canonical(name: str, options: Mapping[str, Any], seconds: Callable[[str], float]) -> dict[str, Any]:
-    """Options with times in seconds."""
+def _canonical(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, which a policy was made with, with times in seconds."""
     described = registry.describe(name)
     found: dict[str, Any] = {}
     for key, raw in options.items():
         parameter = described.parameter(key)
         kind = parameter.kind if parameter is not None else "any"
-        if kind == "duration" and isinstance(raw, str):
-            found[key] = seconds(raw)
+        if kind == "duration" and isinstance(raw, str) and raw != "auto":
+            found[key] = units.seconds(raw)
         elif kind == "policy" and isinstance(raw, dict):
             inner = cast("dict[str, Any]", raw)
             rest = {one: value for one, value in inner.items() if one != "name"}
-            found[key] = {"name": inner["name"], **_canonical(str(inner["name"]), rest, seconds)}
+            found[key] = {"name": inner["name"], **_canonical(str(inner["name"]), rest)}
         else:
             found[key] = raw
     return found

@@ -130,7 +130,8 @@ def make(
     Args:
         name: of the policy.
         options: as `describe` names them; durations in seconds.
-        seconds: reads a duration that is a text; None takes numbers only.
+        seconds: reads a duration as people write it, with its unit, or raises ValueError with a message that
+            goes on after "is ...; "; None takes numbers of seconds only.
 
     Raises:
         SimError: there is no such policy or option, one is missing, or a value is not of its kind.
@@ -250,11 +251,18 @@ def _value(name: str, parameter: Parameter, value: Any, seconds: Callable[[str],
         return None
     match parameter.kind:
         case "duration":
-            if isinstance(value, str) and seconds is not None:
-                return seconds(value)
-            if number is None:
-                raise wrong("a number of seconds" if seconds is None else "a time like 15m")
-            return number
+            if seconds is None:
+                if number is None:
+                    raise wrong("a number of seconds")
+                return number
+            if number is None and not isinstance(value, str):
+                raise wrong("a time like 15m")
+            try:
+                return seconds(str(value))
+            except ValueError as error:
+                raise SimError(
+                    f"could not make policy '{name}': {parameter.name} is {value!r}; {error}"
+                ) from error
         case "number":
             if number is None:
                 raise wrong("a number")

@@ -91,7 +91,19 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
     "a missing option": (put("policies")(["periodic"]), r"policies\[0\].*it needs 'interval'"),
     "an interval in furlongs": (
         put("policies", 0, "interval")("15furlong"),
-        r"policies\[0\].*'furlong' is no unit",
+        r"policies\[0\].*interval is '15furlong'; 'furlong' is no unit",
+    ),
+    "a time of a policy without a unit": (
+        put("policies", 0, "interval")(15),
+        r"policies\[0\].*'periodic': interval is 15; it has no unit; write it like 5m",
+    ),
+    "one of a sweep without a unit": (
+        put("policies", 0, "interval")(["15m", "15"]),
+        r"policies\[0\].*'periodic': interval is '15'; it has no unit; write it like 5m",
+    ),
+    "a time of a base without a unit": (
+        put("policies")([{"name": "event", "on": ["spot"], "base": {"name": "periodic", "interval": 900.0}}]),
+        r"policies\[0\].*'periodic': interval is 900.0; it has no unit; write it like 5m",
     ),
     "an interval of nothing": (
         put("policies", 0, "interval")("0s"),
