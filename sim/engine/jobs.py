@@ -18,7 +18,7 @@ BUCKET: dict[Phase, str] = {
     "waiting": "waiting", "preempted": "preempted", "starting": "startup", "saving": "checkpoint_stall",
     "moving": "migration", "detecting": "detection",
 }  # fmt: skip
-"""Where the time in a phase goes; that of work is divided by `Progress`."""
+"""Where the time in a phase goes; that of work is divided by `reached`."""
 
 
 @dataclass(slots=True)
@@ -51,26 +51,26 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Reached:
+    """Work in memory, and what of it the last checkpoint holds."""
+
     memory_s: float
     kept_s: float
-    stalled_s: float
 
 
-def progress(job: Job, now_s: float) -> Progress:
-    """What a stretch of work has come to: whole cycles of interval and stall, and a part of one."""
+def reached(job: Job, now_s: float) -> Reached:
+    """How far a stretch of work has come: whole cycles of interval and stall, and a part of one."""
     spent_s = now_s - job.since_s
     first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
     if spent_s <= first_s:
-        return Progress(job.base_s + spent_s, job.kept_s, 0.0)
+        return Reached(job.base_s + spent_s, job.kept_s)
     spent_s -= first_s
-    reached_s = job.base_s + first_s
+    saved_s = job.base_s + first_s
     if spent_s < job.stall_s:
-        return Progress(reached_s, job.kept_s, spent_s)
+        return Reached(saved_s, job.kept_s)
     cycles, rest_s = divmod(spent_s - job.stall_s, job.interval_s + job.stall_s)
-    kept_s = reached_s + cycles * job.interval_s
-    stalled_s = (1 + cycles) * job.stall_s + max(0.0, rest_s - job.interval_s)
-    return Progress(kept_s + min(rest_s, job.interval_s), kept_s, stalled_s)
+    kept_s = saved_s + cycles * job.interval_s
+    return Reached(kept_s + min(rest_s, job.interval_s), kept_s)
 
 
 def needs_s(job: Job) -> float:

@@ -18,7 +18,7 @@ import simpy
 from sim.config import Config, JobClass, Queue, Storage
 from sim.engine import hardware
 from sim.engine.hardware import Announcement, Incident, Item
-from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Progress, check_ends, job_rate, needs_s, progress
+from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Reached, check_ends, job_rate, needs_s, reached
 from sim.errors import SimError
 from sim.laws import Law
 from sim.ledger import Ledger, Outcome, Span, Status
@@ -107,18 +107,17 @@ class _Run:
 
     # Phases of a job
 
-    def settle(self, job: Job, *, done: bool = False) -> None:
-        """Put the time since the last settlement into its bucket."""
-        now_s = self.env.now
+    def settle(self, job: Job, now_s: float, *, done: bool = False) -> None:
+        """Put the time since the last settlement, up to `now_s`, into its bucket."""
         spent_s = now_s - job.since_s
         if job.phase == "working":
-            seen = progress(job, now_s)
-            if done:
-                seen = Progress(job.work_s, job.work_s, spent_s - (job.work_s - job.base_s))
-            self.ledger.add("goodput", seen.memory_s - job.base_s)
-            self.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
+            seen = reached(job, now_s)
             if job.stall_s > 0 and math.isfinite(job.interval_s):
                 self.counts["checkpoints"] += round((seen.kept_s - job.kept_s) / job.interval_s)
+            if done:
+                seen = Reached(job.work_s, job.work_s)
+            self.ledger.add("goodput", seen.memory_s - job.base_s)
+            self.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
             if seen.kept_s > job.kept_s:
                 job.fruitless = 0
             job.base_s, job.kept_s = seen.memory_s, seen.kept_s
@@ -129,17 +128,20 @@ class _Run:
 
     def enter(self, job: Job, phase: Phase) -> None:
         """End a phase and begin another."""
-        self.settle(job, done=phase == "done")
-        if self.spans is not None and self.env.now > job.entered_s:
-            span = Span(job.entered_s, self.env.now, f"job{job.number}", job.phase, job.kind.name)
-            self.spans.append(span)
+        self.close(job, self.env.now, done=phase == "done")
         job.phase, job.entered_s = phase, self.env.now
         job.version += 1
+
+    def close(self, job: Job, now_s: float, *, done: bool = False) -> None:
+        """Account for a job's phase up to `now_s`, as it or watching ends."""
+        self.settle(job, now_s, done=done)
+        if self.spans is not None and now_s > job.entered_s:
+            self.spans.append(Span(job.entered_s, now_s, f"job{job.number}", job.phase, job.kind.name))
 
     def tell(self, job: Job, kind: EventKind, item: Item | None = None) -> list[Action]:
         """Ask the job's policy; what it says of the interval is done here."""
         if job.phase == "working":
-            self.settle(job)  # what was done by now was done with the old interval
+            self.settle(job, self.env.now)  # what was done by now was done with the old interval
         interval_s = job.interval_s
         state = State(
             now_s=self.env.now - job.arrived_s,
@@ -450,7 +452,7 @@ def _outcome(played: _Run, status: Status) -> Outcome:
     wall_s = 0.0
     for job in played.jobs:
         if job.phase != "done":
-            _cut(played, job, end_s)
+            played.close(job, end_s)
         wall_s += min(job.ended_s, end_s) - job.arrived_s
     buckets = played.ledger.buckets()
     done = [job for job in played.jobs if job.phase == "done" and job.arrived_s >= config.warmup_s]
@@ -475,20 +477,6 @@ def _outcome(played: _Run, status: Status) -> Outcome:
         own = [job.ended_s - job.arrived_s for job in done if job.kind is kind]
         metrics[f"time_in_system.{kind.name}_s"] = _mean(own)
     return Outcome(status, metrics, buckets, played.recoveries, played.spans or [])
-
-
-def _cut(played: _Run, job: Job, end_s: float) -> None:
-    """Count a job until the end of watching, whatever it is in."""
-    spent_s = end_s - job.since_s
-    if job.phase == "working":
-        seen = progress(job, end_s)
-        played.ledger.add("goodput", seen.memory_s - job.base_s)
-        played.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
-    else:
-        played.ledger.add(BUCKET[job.phase], spent_s)
-    played.node_s["held"] += spent_s * len(job.nodes)
-    if played.spans is not None and end_s > job.entered_s:
-        played.spans.append(Span(job.entered_s, end_s, f"job{job.number}", job.phase, job.kind.name))
 
 
 def _mean(values: list[float]) -> float:

@@ -209,6 +209,16 @@ def test_asking_a_policy_does_not_undo_what_it_has_planned() -> None:
     assert out.buckets["lost_work"] == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("horizon_s", "status", "taken"), [(1e5, "horizon", 99), (2e5, "done", 149)])
+def test_each_checkpoint_is_counted_once(horizon_s: float, status: str, taken: int) -> None:
+    # Up to the end of watching, and none at the end of the work.
+    work = Queue((JobClass("job", 1, Fixed(1.5e5), most=1),))
+    storage = (Storage("remote", stall=Constant(1.0)),)
+    out = play(config(work, storage=storage, horizon_s=horizon_s), "periodic", interval=1000.0)
+    assert (out.status, out.metrics["checkpoints"]) == (status, taken)
+    assert out.buckets["checkpoint_stall"] == pytest.approx(taken)
+
+
 def test_the_same_failures_come_whatever_the_policy() -> None:
     work = Queue((JobClass("job", 4, Lognormal(5 * HOUR, 1.0), 0, Exponential(2 * HOUR)),), state_bytes=1e9)
     more = {
