@@ -101,10 +101,13 @@ def _group(where: Mapping[str, Value], cells: Sequence[Cell], judged: Objective)
     common = min(len(cell.values[judged.metric]) for cell in cells)
     ordered = sorted(cells, key=lambda cell: sign * math.fsum(cell.values[judged.metric][:common]))
     best = ordered[0].values[judged.metric]
+    # The values say which cell is held against the others, so it is as if all pairs were compared: of equal
+    # cells the best differs from the worst as much as any two do.
+    pairs = math.comb(len(cells), 2)
     ranked: list[Ranked] = []
     for cell in ordered:
         values = cell.values[judged.metric]
-        behind = paired(best[:common], values[:common]) if ranked and common > 1 else None
+        behind = paired(best[:common], values[:common], pairs) if ranked and common > 1 else None
         ranked.append(Ranked(cell, label(cell, *where), cell.summary(judged.metric), behind))
     return Group(where, ranked, judged)
 

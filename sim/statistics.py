@@ -100,9 +100,9 @@ def _mean_sd(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def half_width(sd: float, n: int) -> float:
-    """Half the width of the 95 % interval of a mean of `n` values; not a number for one value."""
-    return t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.nan
+def half_width(sd: float, n: int, confidence: float = CONFIDENCE) -> float:
+    """Half the width of the interval of a mean of `n` values; not a number for one value."""
+    return t_quantile(n - 1, confidence) * sd / math.sqrt(n) if n > 1 else math.nan
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -152,7 +152,10 @@ def wanted(values: Sequence[float], relative: float, least: int, most: int) -> i
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`a - b` over the same replications. `p`: the chance of one so far from 0 if there were none."""
+    """`a - b` over the same replications. `p`: the chance of one so far from 0 if there were none.
+
+    Both are of this and of all that it was compared along with (`paired`).
+    """
 
     mean: float
     ci95: float
@@ -165,8 +168,14 @@ class Difference:
         return abs(self.mean) > self.ci95
 
 
-def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
+def paired(a: Sequence[float], b: Sequence[float], comparisons: int = 1) -> Difference:
     """The mean of `a - b`, replication by replication: both saw the same failures, so most noise cancels.
+
+    Args:
+        a: values, in the order of replications.
+        b: values of the same replications.
+        comparisons: how many this one is of. Interval and `p` are Bonferroni's: with 95 % all of the
+            intervals hold their differences.
 
     Raises:
         SimError: they are not of the same replications, or of fewer than two.
@@ -180,7 +189,8 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
     n = len(a)
     if sd == 0:
         return Difference(mean, 0.0, n, 1.0 if mean == 0 else 0.0)
-    return Difference(mean, half_width(sd, n), n, t_tail(mean / (sd / math.sqrt(n)), n - 1))
+    width = half_width(sd, n, 1 - (1 - CONFIDENCE) / comparisons)
+    return Difference(mean, width, n, min(1.0, comparisons * t_tail(mean / (sd / math.sqrt(n)), n - 1)))
 
 
 def warm_up(series: Sequence[float], batch: int = 5) -> int:
