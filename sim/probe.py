@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from sim.config import Training
 from sim.engine.terms import first_state, terms
@@ -24,11 +23,10 @@ TRIGGERS: dict[str, Event] = {
 
 @dataclass(frozen=True)
 class Opening:
-    """What a policy asks for at the start of a training job, and which actions it takes when what happens."""
+    """What a policy sets at the start of a training job, and the names of its actions on what may happen."""
 
     interval_s: float | None = None
     levels: tuple[tuple[str, int], ...] = ()
-    actions: tuple[dict[str, Any], ...] = ()
     triggers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
@@ -51,8 +49,7 @@ def opening(cell: Cell) -> Opening:
             interval_s = action.work_s
         elif isinstance(action, SetLevels):
             levels = action.every
-    said = tuple({"action": type(action).__name__, **asdict(action)} for action in actions)
-    return Opening(interval_s, levels, said, _triggers(policy, state))
+    return Opening(interval_s, levels, _triggers(policy, state))
 
 
 def _triggers(policy: Policy, state: State) -> dict[str, list[str]]:

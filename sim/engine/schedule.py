@@ -208,7 +208,6 @@ class Planner:
         self, regime: Regime, prices: Mapping[str, Price], increment: float, rng: np.random.Generator
     ) -> None:
         self.regime = regime
-        self._prices = prices
         self._increment = increment
         self._drawn = {name: _values(price, rng) for name, price in prices.items()}
         used = [prices[name] for name, _ in regime.every]
