@@ -1,4 +1,4 @@
-"""Who is behind the best: equal policies are so no oftener than the confidence says, unequal ones are found."""
+"""Who is behind the best: equal policies are no oftener than the confidence says; unequal ones are found."""
 
 from __future__ import annotations
 
