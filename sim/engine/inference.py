@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import simpy
 
 from sim.config import Config, Inference, Requests
-from sim.engine import hardware
 from sim.engine.hardware import Incident, Item
+from sim.engine.stage import Stage
 from sim.errors import SimError
-from sim.laws import Law
 from sim.ledger import Ledger, Outcome, Span
 from sim.policies.base import (
     Event,
@@ -89,17 +87,21 @@ def _poisson(rng: np.random.Generator, per_s: float, from_s: float, to_s: float)
     return np.sort(rng.uniform(from_s, to_s, rng.poisson(max(0.0, per_s) * (to_s - from_s))))
 
 
-class _Run:
+class _Run(Stage):
     def __init__(
         self, config: Config, work: Inference, streams: Streams, policy: Policy, timeline: bool
     ) -> None:
-        self.config, self.work, self.streams, self.policy = config, work, streams, policy
+        names = (
+            "failures", "requests_restarted", "starts_cold", "starts_warm", "stops", "caches_restored",
+            "caches_recomputed", "cache_s",
+        )  # fmt: skip
+        super().__init__(config, streams, names)
+        self.work, self.policy = work, policy
         if work.most > config.cluster.machines:
             raise SimError(
                 f"could not play a service: {work.most} replicas do not fit on {config.cluster.machines} "
                 "nodes; allow fewer, or make the cluster larger"
             )
-        self.env = simpy.Environment()
         self.ledger = Ledger()
         self.spans: list[Span] | None = [] if timeline else None
         self.requests = arrivals(work.requests, work.keep_share, streams, config.horizon_s)
@@ -113,21 +115,6 @@ class _Run:
         self.recoveries: list[float] = []
         self.failed_at: list[float] = []
         self.peak = work.least
-        names = (
-            "failures", "requests_restarted", "starts_cold", "starts_warm", "stops", "caches_restored",
-            "caches_recomputed", "cache_s", "events",
-        )  # fmt: skip
-        self.counts = dict.fromkeys(names, 0.0)
-
-    def at(self, delay_s: float, act: Callable[[], None]) -> None:
-        def fire(_: simpy.Event) -> None:
-            self.counts["events"] += 1
-            act()
-
-        self.env.timeout(max(0.0, delay_s)).callbacks.append(fire)  # pyright: ignore[reportUnknownMemberType]
-
-    def cost(self, law: Law) -> float:
-        return float(law.sample(self.streams.noise, 1)[0])
 
     def enter(self, replica: _Replica, phase: str) -> None:
         """End a phase of a replica and begin another."""
@@ -297,18 +284,7 @@ class _Run:
 
     def play(self) -> bool:
         """Play to the end: True once all requests are served, False at the horizon."""
-        source = hardware.stream(self.config, self.streams)
-
-        def next_item() -> None:
-            item = next(source, None)
-            if item is not None:
-                self.at(item.at_s - self.env.now, lambda: come(item))
-
-        def come(item: Item) -> None:
-            self.befall(item)
-            next_item()
-
-        next_item()
+        self.let_happen()
         for replica in self.replicas:
             if replica.phase == "idle":
                 self.ask("idle", replica)

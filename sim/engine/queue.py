@@ -13,12 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import simpy
 
 from sim.config import Config, JobClass, Queue, Storage
-from sim.engine import hardware
 from sim.engine.hardware import Announcement, Incident, Item
 from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Reached, check_ends, job_rate, needs_s, reached
+from sim.engine.stage import Stage
 from sim.errors import SimError
 from sim.laws import Law
 from sim.ledger import Ledger, Outcome, Span, Status
@@ -40,10 +39,10 @@ MOST_FRUITLESS = 10_000
 """Starts of one job that kept nothing after which it is taken never to end."""
 
 
-class _Run:
+class _Run(Stage):
     def __init__(self, config: Config, work: Queue, streams: Streams, policy: Policy, timeline: bool) -> None:
-        self.config, self.work, self.streams, self.policy = config, work, streams, policy
-        self.env = simpy.Environment()
+        super().__init__(config, streams, ("failures", "preemptions", "migrations", "checkpoints"))
+        self.work, self.policy = work, policy
         self.nodes = Nodes(config.cluster.machines)
         self.ledger = Ledger()
         self.spans: list[Span] | None = [] if timeline else None
@@ -55,19 +54,11 @@ class _Run:
         self.numbers = itertools.count()
         self.recoveries: list[float] = []
         self.failed_at: dict[int, float] = {}
-        self.counts = dict.fromkeys(("failures", "preemptions", "migrations", "checkpoints", "events"), 0.0)
         self.node_s = dict.fromkeys(("held", "useful"), 0.0)
         self.livelock = False
         self.storage: Storage | None = config.storage[-1] if config.storage else None
 
     # Time
-
-    def at(self, delay_s: float, act: Callable[[], None]) -> None:
-        def fire(_: simpy.Event) -> None:
-            self.counts["events"] += 1
-            act()
-
-        self.env.timeout(max(0.0, delay_s)).callbacks.append(fire)  # pyright: ignore[reportUnknownMemberType]
 
     def for_job(self, job: Job, delay_s: float, act: Callable[[Job], None]) -> None:
         """Do it unless the job's phase changes before."""
@@ -83,9 +74,6 @@ class _Run:
                 act(job)
 
         self.at(delay_s, fire)
-
-    def cost(self, law: Law) -> float:
-        return float(law.sample(self.streams.noise, 1)[0])
 
     def _moved_s(self, bandwidth: float, law: Law | None, nodes: int) -> float:
         if law is not None:
@@ -404,19 +392,9 @@ class _Run:
         self.at(gap_s, come)
 
     def play(self) -> Status:
-        source = hardware.stream(self.config, self.streams)
         self.feed_jobs()
 
-        def next_item() -> None:
-            item = next(source, None)
-            if item is not None:
-                self.at(item.at_s - self.env.now, lambda: come(item))
-
-        def come(item: Item) -> None:
-            self.befall(item)
-            next_item()
-
-        next_item()
+        self.let_happen()
         while not self.livelock:
             if not self.coming and self.unfinished == 0:
                 return "done"
