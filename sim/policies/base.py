@@ -316,7 +316,9 @@ class Policy(Protocol):
     """Decides. `name` is what studies and reports call it.
 
     A policy may have `ignores`, a set of kinds of events on which it does nothing and learns nothing. The
-    simulator then does not make them: it counts checkpoints instead of playing them one by one.
+    simulator then does not make them: it counts checkpoints instead of playing them one by one. For spot jobs
+    `regional = True` says that it chooses among regions (any other is played alone in each), `oracle = True`
+    that it is told how long capacity lasts.
     """
 
     @property
