@@ -9,6 +9,7 @@ from sim.config import Training
 from sim.engine.terms import first_state, terms
 from sim.errors import SimError
 from sim.policies import registry
+from sim.policies.asked import ask
 from sim.policies.base import Event, Policy, SetInterval, SetLevels, State
 from sim.study import Cell
 
@@ -38,7 +39,7 @@ def opening(cell: Cell) -> Opening:
     policy = registry.make(config.policy.name, config.policy.options)
     state = first_state(terms(config, config.workload))
     try:
-        actions = policy.on_event(state, Event("start"))
+        actions = ask(policy, state, Event("start"))
     except SimError:
         # The engine will say it, with the cell's name.
         return Opening()
@@ -59,7 +60,7 @@ def _triggers(policy: Policy, state: State) -> dict[str, list[str]]:
         later.now_s, later.risk_s = 7200.0, 600.0
         try:
             # A copy: what it is told here has not happened.
-            actions = copy.deepcopy(policy).on_event(later, event)
+            actions = ask(copy.deepcopy(policy), later, event)
         except SimError:
             continue
         if names := [type(action).__name__ for action in actions if not isinstance(action, SetInterval)]:

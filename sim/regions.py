@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sim.errors import SimError
+from sim.policies.asked import ask
 from sim.policies.base import Action, Event, Place, Policy, Probe, Region, RunOn, State
 
 PROBE_S = 60.0
@@ -157,13 +158,13 @@ class _Game:
         state.spot = self.has_spot(state.region or next(iter(self.markets)), tick)
         if self.lasting:
             state.regions = self.seen(tick)
-        actions = self.policy.on_event(state, Event("tick"))
+        actions = ask(self.policy, state, Event("tick"))
         while actions:
             success = False
             for action in actions:
                 success = self.do(action, tick)
             state.place = self.place
-            actions = self.policy.on_event(state, Event("answer", success=success))
+            actions = ask(self.policy, state, Event("answer", success=success))
 
     def seen(self, tick: int) -> tuple[Region, ...]:
         """The regions; to an oracle, with how long their capacity lasts from now on."""

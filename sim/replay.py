@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sim.errors import SimError
+from sim.policies.asked import ask
 from sim.policies.base import Event, EventKind, Policy, SetInterval, State
 
 
@@ -58,7 +59,7 @@ class _Run:
     worked_s: float = 0.0  # in memory: kept or not
 
     def tell(self, kind: EventKind, stall_s: float = 0.0) -> None:
-        for action in self.policy.on_event(self.state, Event(kind, stall_s)):
+        for action in ask(self.policy, self.state, Event(kind, stall_s)):
             if not isinstance(action, SetInterval):
                 raise SimError(
                     f"could not replay policy '{self.policy.name}': it asks for {action}, which moves a job"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.errors import SimError
+from sim.policies.asked import ask
 from sim.policies.base import Event, Place, Policy, RunOn, State
 
 _TICK = Event("tick")
@@ -103,7 +104,7 @@ def run(policy: Policy, job: SpotJob, available: Sequence[int]) -> SpotOutcome:
 
 
 def _choice(policy: Policy, state: State) -> Place:
-    actions = policy.on_event(state, _TICK)
+    actions = ask(policy, state, _TICK)
     if len(actions) == 1 and isinstance(actions[0], RunOn):
         return actions[0].place
     raise SimError(f"could not run a job with '{policy.name}': at a tick it says {actions}, not where to run")

@@ -400,18 +400,29 @@ def policies_command(as_json: bool) -> None:
     """List the policies that a study can name, with their options; those of other packages, too."""
     from sim.policies import registry
 
+    found: list[registry.Description | tuple[str, str]] = []
+    for name in registry.names():
+        try:
+            found.append(registry.describe(name))
+        except SimError as error:
+            # Somebody's package that is broken takes nothing away from the others.
+            found.append((name, str(error)))
     if as_json:
-        every = [asdict(registry.describe(name)) for name in registry.names()]
+        every = [
+            {"name": one[0], "broken": one[1]} if isinstance(one, tuple) else asdict(one) for one in found
+        ]
         click.echo(json.dumps({"schema": 1, "policies": every}, indent=2, default=str))
         return
 
     table = Table(box=None, pad_edge=False)
     for heading in ("POLICY", "FOR", "OPTIONS", "WHAT IT DOES"):
         table.add_column(heading, no_wrap=True)
-    for name in registry.names():
-        described = registry.describe(name)
-        options = [one.name + ("" if one.required else "?") for one in described.parameters]
-        table.add_row(name, " ".join(described.work) or "any", " ".join(options), described.summary)
+    for one in found:
+        if isinstance(one, tuple):
+            table.add_row(one[0], "", "", f"broken: {one[1]}", style="red")
+            continue
+        options = [each.name + ("" if each.required else "?") for each in one.parameters]
+        table.add_row(one.name, " ".join(one.work) or "any", " ".join(options), one.summary)
     console().print(table)
 
 

@@ -19,6 +19,7 @@ from sim.engine.hardware import Incident, Item
 from sim.engine.stage import Stage
 from sim.errors import SimError
 from sim.ledger import Ledger, Outcome, Span
+from sim.policies.asked import ask
 from sim.policies.base import (
     Event,
     EventKind,
@@ -149,7 +150,7 @@ class _Run(Stage):
     def ask(self, kind: EventKind, replica: _Replica | None = None) -> None:
         """Tell the policy, and do what it says of replicas."""
         state = State(now_s=self.env.now, service=self.service())
-        for action in self.policy.on_event(state, Event(kind)):
+        for action in ask(self.policy, state, Event(kind)):
             match action:
                 case Start(how, count):
                     for _ in range(count):
@@ -174,7 +175,7 @@ class _Run(Stage):
             cache_restore_s=restore_per_token_s,
             cache_compute_s=1 / self.work.prefill_tps,
         )
-        actions = self.policy.on_event(state, Event("resume", tokens=request.context))
+        actions = ask(self.policy, state, Event("resume", tokens=request.context))
         restored = any(isinstance(action, RestoreCache) for action in actions)
         if not all(isinstance(action, RestoreCache | Recompute) for action in actions):
             raise SimError(

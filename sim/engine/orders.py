@@ -14,6 +14,7 @@ from sim.engine.schedule import Planner, Regime
 from sim.engine.terms import Terms, first_state
 from sim.errors import SimError
 from sim.policies import base
+from sim.policies.asked import ask
 from sim.policies.base import MEMORY, Action, Event, EventKind, Policy
 
 
@@ -90,7 +91,7 @@ class Orders:
             return []
         state = self._state
         state.now_s, state.done_s, state.risk_s, state.spares = self._clock.now, kept_s, risk_s, spares
-        actions = self._policy.on_event(state, event)
+        actions = ask(self._policy, state, event)
         saves = [action.delay_s for action in actions if isinstance(action, base.Checkpoint)]
         for action in actions:
             self._act(action, event, max(saves, default=0.0), working)
@@ -101,8 +102,6 @@ class Orders:
         now_s = self._clock.now
         match action:
             case base.SetInterval(work_s):
-                if work_s is not None and not work_s > 0:
-                    raise self.refused(f"a checkpoint every {work_s:g} s of work")
                 self._change(replace(self.regime, interval_s=math.inf if work_s is None else work_s))
             case base.SetMode(asynchronous, full_every):
                 self._change(replace(self.regime, asynchronous=asynchronous, full_every=full_every))

@@ -21,6 +21,7 @@ from sim.engine.stage import Stage
 from sim.errors import SimError
 from sim.laws import Law
 from sim.ledger import Ledger, Outcome, Span, Status
+from sim.policies.asked import ask
 from sim.policies.base import (
     Action,
     Checkpoint,
@@ -145,7 +146,7 @@ class _Run(Stage):
         )
         lead_s = item.lead_s if isinstance(item, Announcement) else 0.0
         event = Event(kind, cause=item.cause if item else "", lead_s=lead_s)
-        actions = job.policy.on_event(state, event)
+        actions = ask(job.policy, state, event)
         for action in actions:
             if isinstance(action, SetInterval):
                 job.interval_s = math.inf if action.work_s is None else action.work_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.errors import SimError
+from sim.policies.asked import ask
 from sim.policies.base import Action, Event, EventKind, Policy, State
 from sim.policies.interval import Daly, Periodic
 
@@ -25,7 +26,7 @@ class Around:
         return getattr(self._base, "ignores", frozenset[EventKind]())
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        return [*self._base.on_event(state, event), *self._more(state, event)]
+        return [*ask(self._base, state, event), *self._more(state, event)]
 
     def _more(self, state: State, event: Event) -> list[Action]:
         raise NotImplementedError

@@ -119,7 +119,7 @@ def describe(name: str) -> Description:
         SimError: there is no such policy, or its class cannot be loaded.
 
     """
-    return _described(name, _load(name))
+    return _checked(name, _load(name))
 
 
 def make(
@@ -138,7 +138,7 @@ def make(
 
     """
     made = _load(name)
-    described = _described(name, made)
+    described = _checked(name, made)
     arguments: dict[str, object] = {}
     for key, value in (options or {}).items():
         parameter = described.parameter(key)
@@ -149,7 +149,15 @@ def make(
     for parameter in described.parameters:
         if parameter.required and parameter.argument not in arguments:
             raise SimError(f"could not make policy '{name}': it needs '{parameter.name}'; give it")
-    return made(**arguments)
+    try:
+        return made(**arguments)
+    except SimError:
+        raise
+    except Exception as error:
+        raise SimError(
+            f"could not make policy '{name}': it raises {type(error).__name__}: {error}; correct its "
+            "options, or the policy"
+        ) from error
 
 
 def from_policy_json(path: Path) -> Policy:
@@ -200,6 +208,16 @@ def _load(name: str) -> Callable[..., Policy]:
         raise SimError(
             f"could not make policy '{name}': {points[0].value} does not load "
             f"({type(error).__name__}: {error}); repair or remove its package"
+        ) from error
+
+
+def _checked(name: str, made: Callable[..., Policy]) -> Description:
+    try:
+        return _described(name, made)
+    except (NameError, TypeError, ValueError, AttributeError) as error:
+        raise SimError(
+            f"could not make policy '{name}': its arguments cannot be read ({type(error).__name__}: "
+            f"{error}); repair or remove its package"
         ) from error
 
 

@@ -414,7 +414,7 @@ def test_a_policy_hears_of_everything_that_it_does_not_ignore() -> None:
     ("script", "said"),
     [
         ({"start": [RunOn("spot")]}, "'scripted': it asks for RunOn.*no training job can do"),
-        ({"start": [SetInterval(0.0)]}, "a checkpoint every 0 s"),
+        ({"start": [SetInterval(0.0)]}, "a checkpoint every 0.0 s of work"),
         ({"start": [SetLevels((("moon", 1),))]}, "at level 'moon'; there are remote"),
         ({"start": [SetLevels((("remote", 2),))]}, "first does not get each"),
         ({"failure": [Checkpoint("moon")]}, "'moon', which is no storage"),
