@@ -230,6 +230,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     new.replace(path)
 
 
+def check_place(path: Path) -> None:
+    """Refuse, before there is anything to write, a path where no file can be put.
+
+    Raises:
+        SimError: none can.
+
+    """
+    new = path.with_name(path.name + ".new")
+    try:
+        new.touch()
+        new.unlink()
+    except OSError as error:
+        raise SimError(f"could not write '{path}': {error.strerror or error}; give another path") from error
+
+
 def _write_table(path: Path, content: Any) -> None:
     sink = io.BytesIO()
     parquet().write_table(content, sink, compression="zstd")

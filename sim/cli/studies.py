@@ -274,10 +274,12 @@ def plot_command(results: tuple[Path, ...], folder: Path | None, kinds: tuple[st
     known = {kind.name: kind for kind in plots.KINDS}
     if odd := [name for name in kinds if name not in known]:
         raise SimError(f"could not plot '{odd[0]}': there is no such plot; there are {', '.join(known)}")
+    place = folder or results[0] / "plots"
+    tables.check_place(next(each for each in (place, *place.parents) if each.exists()) / "plot")
     several = [tables.load(each) for each in results]
     drawn = 0
     for kind in [known[name] for name in kinds] or plots.KINDS:
-        path = (folder or results[0] / "plots") / f"{kind.name}.{suffix}"
+        path = place / f"{kind.name}.{suffix}"
         try:
             plots.draw(several, kind, path)
         except plots.NotHere as why:
@@ -310,6 +312,7 @@ def report_command(results: Path, path: Path | None) -> None:
     from sim import results as tables
 
     target = path or results / "report.html"
+    tables.check_place(target)
     page = report.page(tables.load(results))
     try:
         tables.write_atomically(target, page.encode())
@@ -337,9 +340,10 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
     """
     needs_extra("recommend a policy")
     from sim import recommend
-    from sim.results import write_atomically
+    from sim.results import check_place, write_atomically
     from sim.sweep import run
 
+    check_place(path)
     loaded = _load(study, traces)
     folders = [study.parent, *([traces] if traces else [])]
     with _Progress() as told:
@@ -371,7 +375,9 @@ def calibrate_command(timings: tuple[Path, ...], path: Path, as_json: bool) -> N
     """
     needs_extra("calibrate")
     from sim import calibrate
+    from sim.results import check_place
 
+    check_place(path)
     found = calibrate.calibrate(timings)
     calibrate.save(found, path)
     if as_json:

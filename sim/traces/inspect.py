@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from sim.traces import capacity, faults, membership, requests
+from sim.traces import capacity, faults, membership, priced, requests
 from sim.traces.files import read_json, read_rows, unusable
 
 Facts = list[tuple[str, str]]
 """A label and a value for each figure, in the order to show them."""
 
 KINDS = (
-    "node faults (JSON events), spot zones (JSON), counts over time (JSON), nodes that join and leave (CSV), "
-    "inference requests (CSV)"
+    "node faults (JSON events), spot zones (JSON), spot zones with prices (tar.gz), counts over time (JSON), "
+    "nodes that join and leave (CSV), inference requests (CSV)"
 )
 
 
@@ -49,6 +49,8 @@ def _kind(path: Path) -> Callable[[Path, capacity.Polarity], Facts]:
             return _requests
         if len(row) == 3 and row[1].strip() in ("add", "remove"):
             return _membership
+    elif path.name.endswith((".tar.gz", ".tgz", ".tar")):
+        return _priced
     raise unusable(path, f"it is none of: {KINDS}")
 
 
@@ -108,6 +110,22 @@ def _zones(path: Path, _: capacity.Polarity) -> Facts:
             f"available {zone.availability:.4f} of {len(zone.available)} ticks; {_stretches(zone.available)}",
         )
         for zone in found.zones
+    ]
+
+
+def _priced(path: Path, _: capacity.Polarity) -> Facts:
+    found = priced.load(path)
+    return [
+        ("kind", "spot zones with prices; 1 is preempted in the file, and available once loaded"),
+        *(
+            (
+                zone.name,
+                f"available {statistics.fmean(zone.available):.4f} of {len(zone.available)} ticks of "
+                f"{zone.tick_s:g} s; {_stretches(zone.available)}; spot ${zone.spot_price:.4g}/h, on demand "
+                f"${zone.on_demand_price:.4g}/h",
+            )
+            for zone in found.values()
+        ),
     ]
 
 

@@ -213,6 +213,30 @@ def test_a_recommendation_can_be_run_by_a_node(small: Path, tmp_path: Path) -> N
     assert document["inputs"]["study_sha256"] == study.load(small).sha256
 
 
+def test_what_cannot_be_written_is_said_before_anything_is_run(
+    small: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was begun")
+
+    for place in ("sim.sweep.run", "sim.report.page", "sim.plots.draw", "sim.calibrate.calibrate"):
+        monkeypatch.setattr(place, never)
+    file = tmp_path / "file"
+    file.touch()
+    for words in (("recommend", small), ("report", ran), ("calibrate", tmp_path)):
+        assert "could not write" in refused(*words, "-o", tmp_path / "none" / "p.json")
+    assert "could not write" in refused("plot", ran, "-o", file / "plots")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left of having looked"
+
+
+def test_a_sweep_that_cannot_be_kept_is_refused_before_it_runs(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.engine.dispatch.simulate", None)
+    (tmp_path / "file").touch()
+    assert "could not use" in refused("sweep", small, "--jobs", "1", "--out", tmp_path / "file" / "r")
+
+
 def test_a_recommendation_says_what_it_acts_on(tmp_path: Path) -> None:
     text = STUDY[: STUDY.index("policies:")] + "policies: [{name: migrate, base: exact}]"
     notice = "notices: [{kind: maintenance, every: 12h, nodes: 1, lead: 30m, lasting: 1h}]\n"

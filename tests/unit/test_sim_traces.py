@@ -234,6 +234,10 @@ def test_inspect_finds_the_kind_by_content(tmp_path: Path) -> None:
     assert dict(inspect(written(tmp_path, "0,add,a\n9,remove,a\n", "t.csv")))["kind"].startswith(
         "nodes that join"
     )
+    facts = dict(inspect(packed(tmp_path, json.dumps(priced_zone()))))
+    assert facts["kind"].startswith("spot zones with prices")
+    assert facts["zone-a"].startswith("available 0.6667 of 3 ticks of 600 s; 2 with capacity")
+    assert facts["zone-a"].endswith("spot $20/h, on demand $80/h")
     facts = dict(inspect(written(tmp_path, documents["machines over time"]), "preempted"))
     assert "1 = preempted" in facts["polarity"]
 
