@@ -16,7 +16,9 @@ _GROUPS, _UNIFIED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup/cgroup.contr
 _DEVICES = Path("/sys/dev/block")
 _MAX_CPU = 1 << 16
 _MAX_BYTES = 1 << 62  # "no limit", as runtimes write it
-_N_HELPERS = 3  # CRIU's own processes in the new control group: itself, one that mounts, one that waits
+# CRIU's own processes in the new control group, measured: itself and those that mount; one more serves a user
+# namespace. Before there are other tasks than the first it unpacks file systems in memory (tar, gzip).
+_N_HELPERS, _N_UNPACKING = 3, 6
 _LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _THROTTLES = frozenset(f"throttle{way}{kind}Device" for way in ("Read", "Write") for kind in ("Bps", "IOPS"))
 _PERIOD_US = (1000, 1000000)
@@ -52,17 +54,18 @@ def memory_limit(case: Case) -> Iterator[Finding]:
 
 @rule("place.pids-limit", about="spec", source="measured: fork fails in the new cgroup")
 def pids_limit(case: Case) -> Iterator[Finding]:
-    """All tasks of the image are made in the new container's cgroup, where CRIU itself has three. Raise its
+    """All tasks of the image are made in the new container's cgroup, where CRIU itself has a few. Raise its
     limit of processes.
     """
     limit = part(_resources(case), "pids").get("limit") or 0
-    wanted = len(case.needs.tasks) + _N_HELPERS
+    n_tasks = len(case.needs.tasks)
+    wanted = max(n_tasks + _N_HELPERS, _N_UNPACKING) + (case.needs.namespaces.get("user") == "own")
     if 0 < limit < wanted and not case.has_kernel:
         yield finding(
             "place.pids-limit",
             "refuse",
-            f"the image has {len(case.needs.tasks)} tasks, and {_N_HELPERS} more restore them, but the new "
-            f"container may have {limit}",
+            f"the image has {n_tasks} tasks, which take {wanted} processes to restore, but the new container "
+            f"may have {limit}",
             f"raise the limit of processes (pids) to {wanted} at least",
         )
 

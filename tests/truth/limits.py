@@ -160,6 +160,7 @@ def _of(name: str, source: Source, change: Callable[[World], object] = as_it_is)
 
 
 _PLAIN = sources.PLAIN
+_ONE = _source("one")
 _FUSE = {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}
 SCENARIOS = (
     _of("40 MiB in /dev/shm, no limit", _IN_SHM),
@@ -169,6 +170,10 @@ SCENARIOS = (
     _of("a deleted file of 40 MiB in /dev/shm, 30 MiB allowed", _GHOST, _TIGHT),
     _of("nine tasks, eleven allowed", sources.FAMILY, _pids(11)),
     _of("nine tasks, twelve allowed", sources.FAMILY, _pids(12)),
+    _of("one task, five allowed", _ONE, _pids(5)),
+    _of("one task, six allowed", _ONE, _pids(6)),
+    _of("one task in a user namespace, six allowed", sources.USER_NAMESPACE, _pids(6)),
+    _of("one task in a user namespace, seven allowed", sources.USER_NAMESPACE, _pids(7)),
     _of("a memory node that the node has not", _PLAIN, resources(cpu={"mems": "7"})),
     _of("processors that are no list", _PLAIN, resources(cpu={"cpus": "abc"})),
     _of("a processor quota of 1 µs", _PLAIN, resources(cpu={"quota": 1, "period": 100000})),

@@ -219,9 +219,9 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         CERTAIN,
     ),
     "place.pids-limit": (
-        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 4}}})),
-        "refuse",
         At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 5}}})),
+        "refuse",
+        At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 6}}})),
         CERTAIN,
     ),
     "mounts.mapped": (
@@ -500,3 +500,16 @@ def test_options_of_mounts_that_a_restore_ignores():
     assert found(["size=1m", "nosuid"], ["nosuid", "size=64k"]) == ["warn"]
     assert found(["rw", "nosuid"], ["nosuid"]) == []
     assert found([], ["ro"]) == ["refuse"]
+
+
+@pytest.mark.parametrize(
+    ("n_tasks", "kind", "least"), [(1, "host", 6), (1, "own", 7), (9, "host", 12), (9, "own", 13)]
+)
+def test_processes_that_a_restore_takes(n_tasks: int, kind: Any, least: int):
+    needs = image(tasks=(TASK,) * n_tasks, namespaces={"network": "own", "pid": "own", "user": kind})
+
+    def found(limit: int) -> list[str]:
+        at = At(needs, spec=new(linux={"resources": {"pids": {"limit": limit}}}))
+        return named(at.found(), "place.pids-limit")
+
+    assert (found(least - 1), found(least)) == (["refuse"], [])
