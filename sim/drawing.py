@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sim.errors import SimError
 from sim.results import Cell, Results
+
+_One = TypeVar("_One")
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 """Okabe and Ito's, which most colour-blind people can tell apart."""
@@ -85,11 +87,25 @@ def label(cell: Cell, *without: str) -> str:
     return ", ".join([cell.policy, *rest])
 
 
-def some(cells: Sequence[Cell], most: int) -> list[Cell]:
+def some(cells: Sequence[_One], most: int) -> list[_One]:
     """All cells, or as many as that, from everywhere among them."""
     if len(cells) <= most:
         return list(cells)
     return [cells[round(number * (len(cells) - 1) / (most - 1))] for number in range(most)]
+
+
+def entitle(axes: Any, title: str, *parts: tuple[int, int, str]) -> None:
+    """A title, and what is left out: of each sort of thing how many are shown, of how many."""
+    left_out = [f"{shown} of {there} {what}" for shown, there, what in parts if shown < there]
+    axes.set_title("\n".join([title, ", ".join(left_out)] if left_out else [title]), fontsize=10)
+
+
+def legend_beside(figure: Any, axes: Any) -> None:
+    """A legend to the right of the curves, for which the figure grows."""
+    labels = axes.get_legend_handles_labels()[1]
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width + 0.4 + 0.06 * max(map(len, labels)), max(height, 0.6 + 0.2 * len(labels)))
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def swept(results: Results, names: Sequence[str]) -> str | None:

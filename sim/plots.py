@@ -16,7 +16,9 @@ from sim.drawing import (
     BUCKET_COLOURS,
     COLOURS,
     band,
+    entitle,
     label,
+    legend_beside,
     lines,
     numeric,
     plain_log,
@@ -70,13 +72,16 @@ def interval(several: Sequence[Results]) -> Any:
     key = swept(results, ("policy.interval", "interval"))
     if key is None:
         raise NotHere("it takes a sweep over the interval of a policy")
-    curves = lines(results, key)
+    every = lines(results, key)
+    # Of more than can be told apart, some from everywhere; so below.
+    curves = {name: every[name] for name in some(list(every), len(COLOURS))}
     longest = max(float(cell.params[key]) for cells in curves.values() for cell in cells)
     size, name = scale(longest / 4)
     figure, axes = new_figure()
     for colour, (line, cells) in zip(itertools.cycle(COLOURS), curves.items(), strict=False):
         band(axes, [float(c.params[key]) / size for c in cells], cells, "ettr", color=colour, label=line)
-    formulas = [cell for cell in results.cells if cell.policy in FORMULAS and cell.interval_s]
+    marks = [cell for cell in results.cells if cell.policy in FORMULAS and cell.interval_s]
+    formulas = some(marks, 2 * len(FORMULAS))
     styles = itertools.cycle(((0, (1, 1)), (0, (4, 2)), (0, (6, 2, 1, 2)), "-"))
     for style, cell in zip(styles, formulas, strict=False):
         s, at = cell.summary("ettr"), (cell.interval_s or 0.0) / size
@@ -86,9 +91,11 @@ def interval(several: Sequence[Results]) -> Any:
     plain_log(axes.xaxis)
     axes.set_xlabel(f"work between two checkpoints ({name})")
     axes.set_ylabel("ETTR, with 95 % interval")
-    place = "lower center" if formulas else "best"
-    axes.legend(fontsize=8, loc=place, framealpha=0.9, edgecolor="none")
-    axes.set_title(results.title, fontsize=10)
+    legend_beside(figure, axes)
+    entitle(
+        axes, results.title, (len(curves), len(every), "curves"),
+        (len(formulas), len(marks), "intervals of closed forms"),
+    )  # fmt: skip
     return figure
 
 
@@ -140,7 +147,8 @@ def heat(several: Sequence[Results]) -> Any:
         each.set_ylabel(_named(up, ys))
         each.set_title(name, fontsize=9)
     figure.colorbar(drawn, ax=axes, label=judged.words)
-    figure.suptitle(results.title, fontsize=10)
+    left_out = f", {len(shown)} of {len(panels)} panels" if len(shown) < len(panels) else ""
+    figure.suptitle(results.title + left_out, fontsize=10)
     return figure
 
 
@@ -212,7 +220,8 @@ def _gpus_per_node(results: Results) -> int:
 
 def badput(several: Sequence[Results]) -> Any:
     """Where each cell's time went, as shares of it."""
-    cells = [(cell, label(cell)) for results in several for cell in results.cells][:24]
+    every = [cell for results in several for cell in results.cells]
+    cells = [(cell, label(cell)) for cell in some(every, 24)]
     rows: list[tuple[str, dict[str, float]]] = []
     for cell, name in cells:
         shares = {
@@ -228,7 +237,8 @@ def badput(several: Sequence[Results]) -> Any:
     least = min((shares.get("goodput", 0.0) for _, shares in rows), default=0.0)
     # Where nearly all is useful, what matters is the end of the bar.
     begin = math.floor(20 * max(0.0, least - 0.05)) / 20 if least > 0.6 else 0.0
-    figure, axes = new_figure(8.0, 1.3 + 0.32 * max(3, len(rows)))
+    longest = max(len(name) for name, _ in rows)
+    figure, axes = new_figure(6.0 + 0.06 * longest, 1.3 + 0.32 * max(3, len(rows)))
     left = [0.0] * len(rows)
     places = list(range(len(rows)))[::-1]
     for number, bucket in enumerate(used):
@@ -242,17 +252,16 @@ def badput(several: Sequence[Results]) -> Any:
     axes.set_xlabel("share of time" + (f" (the axis begins at {begin:.2f})" if begin else ""))
     axes.grid(axis="y", visible=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    axes.set_title(several[0].title, fontsize=10)
+    entitle(axes, several[0].title, (len(cells), len(every), "cells"))
     return figure
 
 
 def recovery(several: Sequence[Results]) -> Any:
     """How long recoveries take: the share of them that were shorter."""
-    cells = [cell for results in several for cell in results.cells if cell.recoveries_s]
-    if not cells:
+    every = [cell for results in several for cell in results.cells if cell.recoveries_s]
+    if not every:
         raise NotHere("nothing failed, so nothing recovered")
-    # Of more than can be told apart, some from everywhere.
-    cells = some(cells, len(COLOURS))
+    cells = some(every, len(COLOURS))
     longest = max(max(cell.recoveries_s) for cell in cells)
     size, name = scale(longest / 10)
     figure, axes = new_figure()
@@ -267,41 +276,45 @@ def recovery(several: Sequence[Results]) -> Any:
     axes.set_ylim(0, 1.01)
     axes.set_xlabel(f"recovery time ({name}): from the failure to useful work again")
     axes.set_ylabel("share of recoveries that took no longer")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
-    axes.set_title(several[0].title, fontsize=10)
+    legend_beside(figure, axes)
+    entitle(axes, several[0].title, (len(cells), len(every), "cells"))
     return figure
 
 
 def timeline(several: Sequence[Results]) -> Any:
     """Who was in which state when, in the first replication of a few cells."""
     results = _only(several)
-    cells = [cell for cell in results.cells if cell.spans]
-    if not cells:
+    every = [cell for cell in results.cells if cell.spans]
+    if not every:
         raise NotHere(
             "these results have no timeline; make them with `torpor sim run --out`, which keeps one"
         )
     # Of more than fit, some from everywhere. Machines do not depend on the policy: those of the first.
-    cells = some(cells, 6)
+    cells = some(every, 6)
     lanes: list[tuple[str, list[Span]]] = []
     nodes: list[tuple[str, list[Span]]] = []
+    jobs = 0
     for cell in cells:
         found: dict[str, list[Span]] = {}
         for span in cell.spans:
             found.setdefault(span.who, []).append(span)
         busiest = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
         workers = [(who, spans) for who, spans in busiest if not who.startswith("node")]
-        most = max(1, 12 // len(cells))
-        lanes += [(f"{label(cell)}: {who}" if len(cells) > 1 else who, s) for who, s in workers[:most]]
+        most, whose = max(1, 12 // len(cells)), f"{label(cell)}: " if len(cells) > 1 else ""
+        jobs += len(workers)
+        lanes += [(whose + who, spans) for who, spans in workers[:most]]
         if cell is cells[0]:
-            nodes = [(who, spans) for who, spans in busiest if who.startswith("node")][:10]
-    lanes += nodes
+            nodes = [(whose + who, spans) for who, spans in busiest if who.startswith("node")]
+    shown = len(lanes)
+    lanes += nodes[:10]
     end = max(span.t1_s for _, spans in lanes for span in spans)
     size, name = scale(end)
     states = list(dict.fromkeys(span.state for _, spans in lanes for span in spans))
     taken = {BUCKET_COLOURS[state] for state in states if state in BUCKET_COLOURS}
     spare = itertools.cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
     colours = {state: BUCKET_COLOURS.get(state) or next(spare) for state in states}
-    figure, axes = new_figure(9.0, 1.2 + 0.3 * max(3, len(lanes)))
+    longest = max(len(lane) for lane, _ in lanes)
+    figure, axes = new_figure(7.0 + 0.06 * longest, 1.2 + 0.3 * max(3, len(lanes)))
     for place, (_, spans) in enumerate(reversed(lanes)):
         for state in states:
             bars = [(s.t0_s / size, (s.t1_s - s.t0_s) / size) for s in spans if s.state == state]
@@ -314,7 +327,10 @@ def timeline(several: Sequence[Results]) -> Any:
     axes.set_xlabel(f"time ({name})")
     axes.grid(axis="y", visible=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    axes.set_title(results.title, fontsize=10)
+    entitle(
+        axes, results.title, (len(cells), len(every), "cells"), (shown, jobs, "jobs or replicas of these"),
+        (min(10, len(nodes)), len(nodes), "nodes that changed their state"),
+    )  # fmt: skip
     return figure
 
 
