@@ -16,7 +16,7 @@ from sim.cli.common import console, needs_extra
 from sim.traces.inspect import inspect
 
 if TYPE_CHECKING:
-    from sim.validate import Checked, Verdict
+    from sim.validation.validate import Checked, Verdict
 
 
 @click.command("validate")
@@ -34,7 +34,7 @@ def validate_command(folder: Path | None, as_json: bool) -> None:
     Exit status: 0 if every line passed, 1 if one failed, 3 if none failed but some could not be checked.
     """
     needs_extra("validate the simulator")
-    from sim.validate import check, status
+    from sim.validation.validate import check, status
 
     screen = console()
     with screen.status("checking") if screen.is_terminal and not as_json else contextlib.nullcontext():

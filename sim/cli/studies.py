@@ -19,9 +19,9 @@ from sim.cli.common import console, needs_extra
 from sim.errors import SimError
 
 if TYPE_CHECKING:
-    from sim import judge
-    from sim.results import Results
-    from sim.study import Study
+    from sim.results import judge
+    from sim.results.tables import Results
+    from sim.studies.study import Study
 
 _STUDY = click.argument("study", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
@@ -79,7 +79,7 @@ def _run(
     backend: Any, jobs: int, timeline: bool = False,
 ) -> None:  # fmt: skip
     needs_extra("run a study")
-    from sim import sweep
+    from sim.results import sweep
 
     loaded = _load(path, traces)
     with _Progress() as told:
@@ -101,7 +101,7 @@ def _run(
 
 
 def _load(path: Path, traces: Path | None) -> Study:
-    from sim import study
+    from sim.studies import study
 
     if traces:
         os.environ["TORPOR_TRACES"] = str(traces)
@@ -127,7 +127,7 @@ class _Progress:
 
 def _document(results: Results) -> dict[str, Any]:
     """Results for machines: who wins, and a summary of every metric. A number that is none is null."""
-    from sim import judge
+    from sim.results import judge
 
     def clean(values: dict[str, Any]) -> dict[str, Any]:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
@@ -168,7 +168,7 @@ def _document(results: Results) -> dict[str, Any]:
 
 def _show(results: Results) -> None:
     """A table of cells with the figures that matter, and who wins."""
-    from sim import judge
+    from sim.results import judge
 
     screen = console()
     found = judge.groups(results)
@@ -189,9 +189,9 @@ def _show(results: Results) -> None:
 
 def _ranking(results: Results, rows: Sequence[tuple[str, judge.Ranked, str]]) -> Table:
     """A table of names, ranked cells and what is said of them."""
-    from sim.drawing import short
-    from sim.results import unit
-    from sim.sweep import objective
+    from sim.results.drawing import short
+    from sim.results.sweep import objective
+    from sim.results.tables import unit
 
     def figure(one: judge.Ranked, name: str) -> str:
         mean = one.cell.summary(name).mean if name in one.cell.values else math.nan
@@ -263,8 +263,7 @@ def plot_command(results: tuple[Path, ...], folder: Path | None, kinds: tuple[st
     measured   foretold against measured, of a measured.json
     """
     needs_extra("plot")
-    from sim import calibrate, plots
-    from sim import results as tables
+    from sim.results import calibrate, plots, tables
 
     if results[0].is_file():
         path = (folder or results[0].parent) / f"measured.{suffix}"
@@ -308,8 +307,7 @@ def report_command(results: Path, path: Path | None) -> None:
     the study with every default.
     """
     needs_extra("write a report")
-    from sim import report
-    from sim import results as tables
+    from sim.results import report, tables
 
     target = path or results / "report.html"
     tables.check_place(target)
@@ -339,9 +337,9 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
     cluster may differ before the choice is wrong by a hundredth, and the hashes of what it was made from.
     """
     needs_extra("recommend a policy")
-    from sim import recommend
-    from sim.results import check_place, write_atomically
-    from sim.sweep import run
+    from sim.results import recommend
+    from sim.results.sweep import run
+    from sim.results.tables import check_place, write_atomically
 
     check_place(path)
     loaded = _load(study, traces)
@@ -374,8 +372,8 @@ def calibrate_command(timings: tuple[Path, ...], path: Path, as_json: bool) -> N
     history of the last 1,000. A study reads the result with `costs: {file: measured.json}`.
     """
     needs_extra("calibrate")
-    from sim import calibrate
-    from sim.results import check_place
+    from sim.results import calibrate
+    from sim.results.tables import check_place
 
     check_place(path)
     found = calibrate.calibrate(timings)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Protocol
 
-from sim.config import Config, Inference, Queue, SpotWork, Training
-from sim.ledger import Outcome
+from sim.engine.ledger import Outcome
+from sim.engine.streams import Streams
 from sim.policies import registry
 from sim.policies.base import Policy
-from sim.streams import Streams
-from sim.study import Cell
+from sim.studies.config import Config, Inference, Queue, SpotWork, Training
+from sim.studies.study import Cell
 
 
 class Run(Protocol):

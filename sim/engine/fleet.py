@@ -9,7 +9,7 @@ from typing import Protocol
 import simpy
 
 from sim.engine.hardware import Announcement, Incident
-from sim.ledger import Span
+from sim.engine.ledger import Span
 
 
 class Tenant(Protocol):

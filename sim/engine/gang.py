@@ -16,15 +16,15 @@ from sim.engine.ahead import ahead, clashes
 from sim.engine.clock import Clock, LivelockError
 from sim.engine.fleet import Fleet
 from sim.engine.hardware import Announcement, Incident
+from sim.engine.ledger import Ledger, Span
 from sim.engine.link import Flow, Link
 from sim.engine.orders import Due, Orders
 from sim.engine.progress import Progress
 from sim.engine.saves import SAME_S, Save, replica_lives
+from sim.engine.streams import Streams
 from sim.engine.terms import Terms
-from sim.laws import Constant, Law
-from sim.ledger import Ledger, Span
+from sim.maths.laws import Constant, Law
 from sim.policies.base import Action, Event, EventKind, Migrate, Policy
-from sim.streams import Streams
 
 MOST_BARREN = 10_000
 """Failures, or decisions at one moment, without more work kept, after which a job is not going to end."""

@@ -15,7 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from sim.config import (
+from sim.engine.streams import Streams
+from sim.errors import SimError
+from sim.maths.laws import Constant, Exponential, Fixed, Law
+from sim.policies.base import Cause
+from sim.studies.config import (
     Cluster,
     Config,
     GroupFailures,
@@ -25,10 +29,6 @@ from sim.config import (
     SpotNotice,
     TraceFailures,
 )  # fmt: skip
-from sim.errors import SimError
-from sim.laws import Constant, Exponential, Fixed, Law
-from sim.policies.base import Cause
-from sim.streams import Streams
 
 _BLOCK = 256
 _PARTS = 4

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sim.config import Config, Inference, Requests
 from sim.engine.hardware import Incident, Item
+from sim.engine.ledger import Ledger, Outcome, Span
 from sim.engine.stage import Stage
+from sim.engine.streams import Streams
 from sim.errors import SimError
-from sim.ledger import Ledger, Outcome, Span
 from sim.policies.asked import ask
 from sim.policies.base import (
     Event,
@@ -31,7 +31,7 @@ from sim.policies.base import (
     State,
     Stop,
 )  # fmt: skip
-from sim.streams import Streams
+from sim.studies.config import Config, Inference, Requests
 
 
 @dataclass(slots=True)

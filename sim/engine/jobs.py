@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sim.config import Config, GroupFailures, JobClass, NodeFailures, Queue, TraceFailures
 from sim.engine import hardware
 from sim.errors import SimError
 from sim.policies.base import Policy
+from sim.studies.config import Config, GroupFailures, JobClass, NodeFailures, Queue, TraceFailures
 
 Phase = Literal["waiting", "preempted", "starting", "working", "saving", "moving", "detecting", "done"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sim.engine.ledger import Ledger, Span
 from sim.engine.saves import SAME_S, Save, Saves
 from sim.engine.schedule import Regime, Schedule
 from sim.engine.terms import Terms
-from sim.ledger import Ledger, Span
 
 
 @dataclass(frozen=True, slots=True)

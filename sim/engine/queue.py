@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sim.config import Config, JobClass, Queue, Storage
 from sim.engine.hardware import Announcement, Incident, Item
 from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Reached, check_ends, job_rate, needs_s, reached
+from sim.engine.ledger import Ledger, Outcome, Span, Status
 from sim.engine.stage import Stage
+from sim.engine.streams import Streams
 from sim.errors import SimError
-from sim.laws import Law
-from sim.ledger import Ledger, Outcome, Span, Status
+from sim.maths.laws import Law
 from sim.policies.asked import ask
 from sim.policies.base import (
     Action,
@@ -34,7 +34,7 @@ from sim.policies.base import (
     SetInterval,
     State,
 )  # fmt: skip
-from sim.streams import Streams
+from sim.studies.config import Config, JobClass, Queue, Storage
 
 MOST_FRUITLESS = 10_000
 """Starts of one job that kept nothing after which it is taken never to end."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.errors import SimError
-from sim.laws import Constant, Law
+from sim.maths.laws import Constant, Law
 
 _LONGEST_CYCLE = 100_000
 _MOST_DRAWN = 1_000_000

@@ -11,13 +11,13 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from sim.config import Config, SpotWork
+from sim.engine.ledger import Ledger, Outcome, Span
+from sim.engine.streams import Streams
 from sim.errors import SimError
-from sim.ledger import Ledger, Outcome, Span
+from sim.models.regions import Market, RegionalJob, RegionalOutcome
+from sim.models.regions import run as run_regions
 from sim.policies.base import Policy
-from sim.regions import Market, RegionalJob, RegionalOutcome
-from sim.regions import run as run_regions
-from sim.streams import Streams
+from sim.studies.config import Config, SpotWork
 
 _STATES = {"none": "waiting", "spot": "spot", "on-demand": "on-demand"}
 

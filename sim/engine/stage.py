@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import simpy
 
-from sim.config import Config
 from sim.engine import hardware
 from sim.engine.hardware import Item
-from sim.laws import Law
-from sim.streams import Streams
+from sim.engine.streams import Streams
+from sim.maths.laws import Law
+from sim.studies.config import Config
 
 
 class Stage(ABC):

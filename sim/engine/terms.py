@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from sim.config import (
+from sim.engine.hardware import groups
+from sim.engine.schedule import Price
+from sim.maths.laws import Constant, Law
+from sim.policies.base import MEMORY, Level, State
+from sim.studies.config import (
     Config,
     GroupFailures,
     Maintenance,
@@ -16,10 +20,6 @@ from sim.config import (
     TraceFailures,
     Training,
 )
-from sim.engine.hardware import groups
-from sim.engine.schedule import Price
-from sim.laws import Constant, Law
-from sim.policies.base import MEMORY, Level, State
 
 SEVERITY = {"node": 1, "rack": 2, "switch": 3, "nothing": 4}
 """A level survives a failure that is less severe than what it is lost with."""

@@ -9,16 +9,16 @@ from collections.abc import Generator, Iterator
 
 import simpy
 
-from sim.config import Config, Training
 from sim.engine import hardware
 from sim.engine.clock import Clock, LivelockError
 from sim.engine.fleet import Fleet
 from sim.engine.gang import Gang
+from sim.engine.ledger import BUCKETS, Outcome, Span, Status
 from sim.engine.link import Link
+from sim.engine.streams import Streams
 from sim.engine.terms import terms
-from sim.ledger import BUCKETS, Outcome, Span, Status
 from sim.policies.base import Policy
-from sim.streams import Streams
+from sim.studies.config import Config, Training
 
 
 def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Outcome:

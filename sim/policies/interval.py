@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from sim import theory
 from sim.errors import SimError
+from sim.maths import theory
 from sim.policies.base import ROUTINE, Action, Event, EventKind, SetInterval, State
 
 LEAST_STALL_S = 1e-3

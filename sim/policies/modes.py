@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sim import theory
 from sim.errors import SimError
+from sim.maths import theory
 from sim.policies.around import above_0, known
 from sim.policies.base import (
     MEMORY,

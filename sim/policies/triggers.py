@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from sim import theory
 from sim.errors import SimError
+from sim.maths import theory
 from sim.policies.around import Around, known
 from sim.policies.base import (
     ROUTINE,

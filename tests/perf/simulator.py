@@ -7,11 +7,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sim import renewal, theory
-from sim.config import Cluster, Config, Costs, Maintenance, NodeFailures, PolicySpec, Storage, Training
 from sim.engine.dispatch import simulate
-from sim.laws import Constant, Exponential, Fixed, Lognormal
-from sim.study import Cell
+from sim.maths import theory
+from sim.maths.laws import Constant, Exponential, Fixed, Lognormal
+from sim.models import renewal
+from sim.studies.config import (
+    Cluster,
+    Config,
+    Costs,
+    Maintenance,
+    NodeFailures,
+    PolicySpec,
+    Storage,
+    Training,
+)
+from sim.studies.study import Cell
 from tests.perf.figures import Figure, Series, in_turns
 
 NODES, DAY = 2048, 86400.0

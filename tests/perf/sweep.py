@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from sim import sweep
+from sim.results import sweep
 from tests.perf.figures import Figure, Series, in_turns, seconds
 from tests.support.studies import grid
 

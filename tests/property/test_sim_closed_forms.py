@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import pool, queueing, renewal, theory
-from sim.config import Cluster, Config, NodeFailures, PolicySpec, Storage, Training
-from sim.laws import Constant, Exponential, Fixed, Law, Lognormal, Weibull
-from sim.played import share_kept
+from sim.maths import theory
+from sim.maths.laws import Constant, Exponential, Fixed, Law, Lognormal, Weibull
+from sim.models import pool, queueing, renewal
+from sim.studies.config import Cluster, Config, NodeFailures, PolicySpec, Storage, Training
+from sim.validation.played import share_kept
 
 seeds = st.integers(0, 2**32)
 jobs = st.builds(

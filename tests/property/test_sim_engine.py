@@ -12,8 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import renewal, theory
-from sim.config import (
+from sim.engine import hardware
+from sim.engine.clock import Clock
+from sim.engine.dispatch import simulate
+from sim.engine.ledger import Outcome
+from sim.engine.link import Link
+from sim.engine.streams import Streams
+from sim.maths import theory
+from sim.maths.laws import Constant, Exponential, Fixed, Law, Lognormal, Quantiles, Weibull
+from sim.models import renewal
+from sim.models.renewal import Estimate, estimate
+from sim.models.replay import Costs as ReplayCosts
+from sim.models.replay import replay
+from sim.policies.interval import Periodic
+from sim.studies.config import (
     Cluster,
     Config,
     Costs,
@@ -27,18 +39,7 @@ from sim.config import (
     TraceFailures,
     Training,
 )
-from sim.engine import hardware
-from sim.engine.clock import Clock
-from sim.engine.dispatch import simulate
-from sim.engine.link import Link
-from sim.laws import Constant, Exponential, Fixed, Law, Lognormal, Quantiles, Weibull
-from sim.ledger import Outcome
-from sim.policies.interval import Periodic
-from sim.renewal import Estimate, estimate
-from sim.replay import Costs as ReplayCosts
-from sim.replay import replay
-from sim.streams import Streams
-from sim.study import Cell
+from sim.studies.study import Cell
 
 HOUR, DAY = 3600.0, 86400.0
 seeds = st.integers(0, 2**32)

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from sim import judge
-from sim.results import Cell, Results
+from sim.results import judge
+from sim.results.tables import Cell, Results
 
 
 def group(values: list[list[float]]) -> judge.Group:

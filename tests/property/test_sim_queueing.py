@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import theory
 from sim.errors import SimError
-from sim.laws import Exponential, Fixed
-from sim.queueing import mean_times, times_in_system
+from sim.maths import theory
+from sim.maths.laws import Exponential, Fixed
+from sim.models.queueing import mean_times, times_in_system
 
 jobs = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 2)), max_size=12)
 

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import published, spot
 from sim.errors import SimError
-from sim.optimal import Plan, plan
+from sim.models import spot
+from sim.models.optimal import Plan, plan
+from sim.models.regions import PROBE_S, Market, RegionalJob, RegionalOutcome, run
 from sim.policies import registry
 from sim.policies.base import Action, Event, Probe, RunOn, SetInterval, State
 from sim.policies.lifetimes import Lifetimes
 from sim.policies.skynomad import SkyNomad
 from sim.policies.spot import Greedy, UniformProgress
-from sim.regions import PROBE_S, Market, RegionalJob, RegionalOutcome, run
+from sim.validation import published
 from tests.support.traces import trace
 
 TICK = 600.0

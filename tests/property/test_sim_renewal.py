@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sim import theory
 from sim.errors import SimError
-from sim.laws import Exponential, Fixed, Law, Lognormal, Weibull
+from sim.maths import theory
+from sim.maths.laws import Exponential, Fixed, Law, Lognormal, Weibull
+from sim.models.pool import failure_times, in_repair, spares_needed
+from sim.models.renewal import Job, best_interval, estimate, ettr, kept, wall_times
+from sim.models.replay import Costs, replay
 from sim.policies.interval import Periodic
-from sim.pool import failure_times, in_repair, spares_needed
-from sim.renewal import Job, best_interval, estimate, ettr, kept, wall_times
-from sim.replay import Costs, replay
 
 costs = st.builds(
     Job,
@@ -106,7 +106,7 @@ def test_a_grid_without_the_best_interval_is_refused() -> None:
 
 
 def test_a_job_that_cannot_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.renewal.MOST_FAILURES", 1000)
+    monkeypatch.setattr("sim.models.renewal.MOST_FAILURES", 1000)
     with pytest.raises(SimError, match="hardly ever fit"):
         wall_times(Job(10, 1), 100, Fixed(5), np.random.default_rng(1), 1)
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import SimError
+from sim.models.spot import SpotJob, run
 from sim.policies.base import Action, Event, Place, Policy, RunOn, SetInterval, State
 from sim.policies.spot import Greedy, OnDemand, UniformProgress
 from sim.policies.step import ClusterType, StepPolicy
-from sim.spot import SpotJob, run
 
 TICK = 600.0
 HOUR = 3600.0

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import theory
+from sim.maths import theory
 
 mtbfs = st.floats(60, 1e7)
 ratios = st.floats(1e-6, 3)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim import units
 from sim.errors import SimError
-from sim.laws import Constant, Quantiles
+from sim.maths.laws import Constant, Quantiles
+from sim.studies import units
 
 numbers = st.floats(0, 1e12)
 

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import theory
-from sim.config import (
+from sim.engine import inference, queue, spotjob
+from sim.engine.dispatch import simulate
+from sim.engine.ledger import Outcome
+from sim.engine.streams import Streams
+from sim.errors import SimError
+from sim.maths import theory
+from sim.maths.laws import Constant, Exponential, Fixed, Lognormal
+from sim.policies import registry
+from sim.policies.base import Action, Event, State, UseSpare
+from sim.studies.config import (
     Cluster,
     Config,
     Costs,
@@ -30,15 +38,7 @@ from sim.config import (
     TraceFailures,
     Training,
 )  # fmt: skip
-from sim.engine import inference, queue, spotjob
-from sim.engine.dispatch import simulate
-from sim.errors import SimError
-from sim.laws import Constant, Exponential, Fixed, Lognormal
-from sim.ledger import Outcome
-from sim.policies import registry
-from sim.policies.base import Action, Event, State, UseSpare
-from sim.streams import Streams
-from sim.study import Cell
+from sim.studies.study import Cell
 
 HOUR, DAY = 3600.0, 86400.0
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 
-from sim.config import Cluster, Config, Costs, NodeFailures, PolicySpec, Replications, Storage, Training
-from sim.laws import Constant, Exponential
-from sim.study import Cell, Study
+from sim.maths.laws import Constant, Exponential
+from sim.studies.config import (
+    Cluster,
+    Config,
+    Costs,
+    NodeFailures,
+    PolicySpec,
+    Replications,
+    Storage,
+    Training,
+)
+from sim.studies.study import Cell, Study
 
 
 def grid(intervals: int, stalls: int, replications: int, *, hours: float = 24.0) -> Study:

@@ -35,7 +35,7 @@ def test_a_wheel_carries_our_packages_and_their_files_only(tmp_path: Path) -> No
     assert len(top) == len(PACKAGES) + 1
     assert "shim/toolchain/toolchain.lock" in names
     assert "shim/conformance/report.css" in names
-    assert "sim/data/validation.csv" in names
+    assert "sim/validation/validation.csv" in names
     assert "sim/examples/llama3.yaml" in names
     assert "engines/workloads/programs/counter.py" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sim import sweep
-from sim.sweep import Backend
+from sim.results import sweep
+from sim.results.sweep import Backend
 from tests.support.studies import grid
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sim import study
 from sim.errors import SimError
+from sim.studies import study
 from sim.traces import synthetic
 
 Tree = dict[str, Any]

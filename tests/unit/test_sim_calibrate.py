@@ -11,8 +11,8 @@ import pytest
 
 from engines.api import DumpStats, Restored
 from shim.timing import Timings, encode, record
-from sim import calibrate as c
 from sim.errors import SimError
+from sim.results import calibrate as c
 
 
 def checkpoint(frozen_s: float, total_s: float, size: int, **more: Any) -> Timings:

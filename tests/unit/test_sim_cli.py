@@ -17,11 +17,13 @@ from click.testing import CliRunner, Result
 from engines.api import DumpStats
 from shim.cli.main import main
 from shim.timing import Timings, encode
-from sim import plots, study, validate
 from sim.engine.dispatch import simulate
 from sim.errors import SimError
 from sim.policies import registry
+from sim.results import plots
+from sim.studies import study
 from sim.traces import synthetic
+from sim.validation import validate
 from tests.support.traces import trace
 
 STUDY = """
@@ -147,7 +149,7 @@ def test_plots_of_other_studies(kind: str, tmp_path: Path) -> None:
 
 
 def test_each_plot_says_what_it_lacks(ran: Path) -> None:
-    from sim import results
+    from sim.results import tables as results
 
     read = results.load(ran)
     read.cells = [cell for cell in read.cells if cell.policy == "exact"]
@@ -219,7 +221,12 @@ def test_what_cannot_be_written_is_said_before_anything_is_run(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was begun")
 
-    for place in ("sim.sweep.run", "sim.report.page", "sim.plots.draw", "sim.calibrate.calibrate"):
+    for place in (
+        "sim.results.sweep.run",
+        "sim.results.report.page",
+        "sim.results.plots.draw",
+        "sim.results.calibrate.calibrate",
+    ):
         monkeypatch.setattr(place, never)
     file = tmp_path / "file"
     file.touch()
@@ -305,7 +312,7 @@ def test_lists_for_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     listed = json.loads(good("policies", "--json"))["policies"]
     assert [one["name"] for one in listed] == registry.names()
     lines = [row for row in validate.table() if row.row.startswith(("V01", "V40"))]
-    monkeypatch.setattr("sim.validate.table", lambda: lines)
+    monkeypatch.setattr("sim.validation.validate.table", lambda: lines)
     done = torpor("validate", "--json")
     assert done.exit_code == 3
     verdicts = {line["row"]["row"]: line["verdict"] for line in json.loads(done.output)["lines"]}

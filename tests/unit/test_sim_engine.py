@@ -11,8 +11,25 @@ from typing import Any
 
 import pytest
 
-from sim import study
-from sim.config import (
+from sim.engine import gang, hardware, training
+from sim.engine.dispatch import simulate
+from sim.engine.hardware import Announcement, Incident
+from sim.engine.ledger import Ledger, Outcome
+from sim.engine.streams import Streams
+from sim.errors import SimError
+from sim.maths.laws import Constant, Exponential, Fixed, Quantiles, Weibull
+from sim.policies.base import (
+    Action,
+    Checkpoint,
+    Event,
+    Policy,
+    RunOn,
+    SetInterval,
+    SetLevels,
+    State,
+)  # fmt: skip
+from sim.studies import study
+from sim.studies.config import (
     Cluster,
     Config,
     Costs,
@@ -26,24 +43,7 @@ from sim.config import (
     TraceFailures,
     Training,
 )
-from sim.engine import gang, hardware, training
-from sim.engine.dispatch import simulate
-from sim.engine.hardware import Announcement, Incident
-from sim.errors import SimError
-from sim.laws import Constant, Exponential, Fixed, Quantiles, Weibull
-from sim.ledger import Ledger, Outcome
-from sim.policies.base import (
-    Action,
-    Checkpoint,
-    Event,
-    Policy,
-    RunOn,
-    SetInterval,
-    SetLevels,
-    State,
-)  # fmt: skip
-from sim.streams import Streams
-from sim.study import Cell
+from sim.studies.study import Cell
 from sim.traces import faults
 from tests.support.traces import trace
 
@@ -332,7 +332,7 @@ def test_a_job_that_can_never_end_is_given_up() -> None:
 def test_more_checkpoints_than_can_be_drawn_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.engine.schedule._MOST_DRAWN", 1000)
     storage = (Storage("remote", stall=Quantiles((0.0, 1.0), (1e-3, 2e-3))),)
-    with pytest.raises(SimError, match="one every 0.1 s; use a longer interval"):
+    with pytest.raises(SimError, match=r"one every 0\.1 s; use a longer interval"):
         play(config("periodic", {"interval": 0.1}, storage=storage))
     # With costs that are constants they are only counted.
     free = (Storage("remote", stall=Constant(1e-3)),)
@@ -472,7 +472,7 @@ def test_an_outcome_that_does_not_add_up_cannot_be_made() -> None:
 def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed() -> None:
     code = (
         "import tests.unit.test_sim_engine as t\n"
-        "from sim.config import *; from sim.laws import *\n"
+        "from sim.studies.config import *; from sim.maths.laws import *\n"
         "what = t.config('migrate', cluster=Cluster(40, spares=4, racks=5), workload=Training(20, count=2),\n"
         "    failures=(NodeFailures(Weibull(0.7, 1e6)), GroupFailures('rack', Exponential(1e6))),\n"
         "    repair=Lognormal(5e4, 1.5), horizon_s=3e6, notices=(Predictor(0.5, 0.7, 300.0),\n"

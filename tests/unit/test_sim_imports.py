@@ -12,7 +12,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def test_policies_traces_and_the_command_load_without_numpy() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None\n"
-        "import sim.cli.main, sim.replay, sim.spot, sim.theory, sim.traces.inspect, sim.traces.synthetic\n"
+        "import sim.cli.main, sim.models.replay, sim.models.spot, sim.maths.theory\n"
+        "import sim.traces.inspect, sim.traces.synthetic\n"
         "import sim.policies.base, sim.policies.interval, sim.policies.spot\n"
     )
     done = subprocess.run(
@@ -23,7 +24,7 @@ def test_policies_traces_and_the_command_load_without_numpy() -> None:
 
 def test_figures_do_not_depend_on_the_hash_seed() -> None:
     code = (
-        "import sim.validate as v\n"
+        "import sim.validation.validate as v\n"
         "rows = [row for row in v.table() if row.row.startswith(('V13', 'V30', 'V47'))]\n"
         "v.table = lambda: rows\n"
         "print([line.seen for line in v.check(None)])\n"

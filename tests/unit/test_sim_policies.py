@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sim import theory
 from sim.errors import SimError
+from sim.maths import theory
 from sim.policies import registry
 from sim.policies.base import (
     Action,

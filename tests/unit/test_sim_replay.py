@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from sim import theory
 from sim.errors import SimError
+from sim.maths import theory
+from sim.models.replay import Costs, replay
 from sim.policies.base import Action, Event, Policy, RunOn, State
 from sim.policies.interval import Adaptive, Daly, DalyFirst, Exact, Never, Periodic, Young
-from sim.replay import Costs, replay
 
 
 def test_a_job_without_checkpoints_starts_over() -> None:

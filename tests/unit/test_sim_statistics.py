@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim import statistics as s
 from sim.errors import SimError
+from sim.maths import statistics as s
 
 
 # Two-sided quantiles as printed in every table of Student's t.

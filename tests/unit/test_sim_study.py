@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sim import study
-from sim.config import (
+from sim.maths.laws import Constant, Exponential, Lognormal, Quantiles, Weibull
+from sim.studies import study
+from sim.studies.config import (
     GroupFailures,
     Inference,
     Maintenance,
@@ -21,7 +22,6 @@ from sim.config import (
     TraceFailures,
     Training,
 )
-from sim.laws import Constant, Exponential, Lognormal, Quantiles, Weibull
 from sim.traces import synthetic
 
 WHOLE = """

@@ -13,12 +13,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from sim import judge, results, sweep
-from sim.config import Cluster, Config, PolicySpec, Replications, Training
 from sim.engine import dispatch
+from sim.engine.ledger import Outcome, Span
 from sim.errors import SimError
-from sim.ledger import Outcome, Span
-from sim.study import Cell, Study
+from sim.results import judge, sweep
+from sim.results import tables as results
+from sim.studies.config import Cluster, Config, PolicySpec, Replications, Training
+from sim.studies.study import Cell, Study
 
 
 def study(spreads: dict[str, float], rule: Replications, text: str = "made up") -> Study:

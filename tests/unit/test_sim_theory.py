@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from sim import theory
 from sim.errors import SimError
+from sim.maths import theory
 
 MINUTE, HOUR = 60.0, 3600.0
 

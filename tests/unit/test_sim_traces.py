@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from sim.errors import SimError
-from sim.laws import Weibull
+from sim.maths.laws import Weibull
+from sim.models.spot import SpotJob, run
 from sim.policies.spot import Greedy, UniformProgress
-from sim.spot import SpotJob, run
 from sim.traces import capacity, faults, membership, priced, requests, synthetic
 from sim.traces.inspect import inspect
 from tests.support.traces import trace

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from shim.cli.main import main
 from sim.errors import SimError
-from sim.measures import MEASURES, TRACE_MEASURES
-from sim.validate import SEED, check, holds, status, table
+from sim.validation.measures import MEASURES, TRACE_MEASURES
+from sim.validation.validate import SEED, check, holds, status, table
 from tests.support.traces import trace
 
 
@@ -41,7 +41,7 @@ def test_other_randomness_agrees_with_it_too(monkeypatch: pytest.MonkeyPatch) ->
         row for row in table() if "simulation" in row.row and not row.row.startswith("V48")
     ]  # V48: for time
     assert len(lines) > 8
-    monkeypatch.setattr("sim.validate.table", lambda: lines)
+    monkeypatch.setattr("sim.validation.validate.table", lambda: lines)
     failed = [line.row.row for line in check(None, SEED + 1) if line.verdict == "fail"]
     assert failed == []
 
@@ -96,7 +96,7 @@ CHEAP = ("V01.formula", "V11.formula", "V32.replay", "V41.mean", "S02.up-2.0")
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of five lines, one for each way a line can be checked."""
     lines = [row for row in table() if row.row in CHEAP]
-    monkeypatch.setattr("sim.validate.table", lambda: lines)
+    monkeypatch.setattr("sim.validation.validate.table", lambda: lines)
 
 
 @pytest.mark.usefixtures("short")
@@ -163,7 +163,7 @@ def test_a_line_that_needs_two_files_names_the_one_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lines = [row for row in table() if row.row == "S03.up"]
-    monkeypatch.setattr("sim.validate.table", lambda: lines)
+    monkeypatch.setattr("sim.validation.validate.table", lambda: lines)
     (tmp_path / "skynomad").mkdir()
     (tmp_path / "skynomad/h100_16_13zones.tar.gz").touch()
     (line,) = check(tmp_path)

@@ -1,6 +1,6 @@
 """The validation table: what is expected, by whom, how closely, and whether the simulator says the same.
 
-`sim/data/validation.csv` has a line for each figure. Its tolerance is a list of conditions that must all
+`validation.csv` has a line for each figure. Its tolerance is a list of conditions that must all
 hold: `exact`; `rel X`; `abs X`; `errors N`, within N standard errors of the simulation; `not X`, more than 4
 standard errors away from X.
 """
@@ -19,8 +19,8 @@ from typing import Literal
 import numpy as np
 
 from sim.errors import SimError
-from sim.measures import MEASURES, TRACE_MEASURES, Traces
-from sim.renewal import Estimate
+from sim.models.renewal import Estimate
+from sim.validation.measures import MEASURES, TRACE_MEASURES, Traces
 
 Verdict = Literal["pass", "fail", "no trace"]
 
@@ -54,7 +54,7 @@ class Checked:
 
 def table() -> list[Row]:
     """The lines of the table that is part of the package."""
-    text = resources.files("sim").joinpath("data/validation.csv").read_text(encoding="utf-8")
+    text = resources.files("sim").joinpath("validation/validation.csv").read_text(encoding="utf-8")
     return [
         Row(
             line["row"], line["topic"], line["inputs"], line["source"], float(line["expected"]), line["unit"],

@@ -11,8 +11,11 @@ from typing import Any
 
 import yaml
 
-from sim.calibrate import PERSIST, RESTORE, STALL, Calibration
-from sim.drawing import (
+from sim.engine.ledger import Span
+from sim.errors import SimError
+from sim.maths.statistics import Summary, summarise
+from sim.results.calibrate import PERSIST, RESTORE, STALL, Calibration
+from sim.results.drawing import (
     BUCKET_COLOURS,
     COLOURS,
     band,
@@ -27,14 +30,11 @@ from sim.drawing import (
     some,
     swept,
 )  # fmt: skip
-from sim.drawing import (
+from sim.results.drawing import (
     figure as new_figure,
 )
-from sim.errors import SimError
-from sim.ledger import Span
-from sim.results import BUCKET, Cell, Results
-from sim.statistics import Summary, summarise
-from sim.sweep import objective
+from sim.results.sweep import objective
+from sim.results.tables import BUCKET, Cell, Results
 
 FORMULAS = ("young", "daly-first", "daly", "exact")
 """Policies whose interval is a closed form: marks on the curve over intervals."""

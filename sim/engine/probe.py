@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from sim.config import Training
 from sim.engine.terms import first_state, terms
 from sim.errors import SimError
 from sim.policies import registry
 from sim.policies.asked import ask
 from sim.policies.base import Event, Policy, SetInterval, SetLevels, State
-from sim.study import Cell
+from sim.studies.config import Training
+from sim.studies.study import Cell
 
 TRIGGERS: dict[str, Event] = {
     "maintenance": Event("notice", cause="maintenance", lead_s=1800),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from sim.config import (
+from sim.errors import SimError
+from sim.studies.config import (
     NO_TIME,
     Cluster,
     Inference,
@@ -17,9 +18,8 @@ from sim.config import (
     Training,
     Workload,
 )
-from sim.errors import SimError
-from sim.reading import Section, shown
-from sim.sections import law, optional_law, trace_file
+from sim.studies.reading import Section, shown
+from sim.studies.sections import law, optional_law, trace_file
 from sim.traces import capacity, priced, requests, synthetic
 from sim.traces.capacity import Windows
 

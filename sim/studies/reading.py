@@ -11,8 +11,8 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import yaml
 
-from sim import units
 from sim.errors import SimError
+from sim.studies import units
 
 Tree = Mapping[str, Any]
 Value = str | float | int | bool

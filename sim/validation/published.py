@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sim.optimal import Plan, plan
+from sim.models.optimal import Plan, plan
+from sim.models.regions import Market, RegionalJob, run
 from sim.policies.base import Policy
 from sim.policies.regions import Availability, AvailabilityPrice, Failover
 from sim.policies.skynomad import SkyNomad, SkyNomadOracle
 from sim.policies.spot import UniformProgress
-from sim.regions import Market, RegionalJob, run
 from sim.traces.files import unusable
 from sim.traces.priced import PricedZone
 

@@ -1,6 +1,6 @@
 """One job under failures whose clock starts anew after each: many replications at once.
 
-The model of `sim.theory`: failures may strike during work, checkpoint and restart; a checkpoint counts
+The model of `sim.maths.theory`: failures may strike during work, checkpoint and restart; a checkpoint counts
 `persist` after its stall; a failure costs everything since the last one that counts, then `restart`. What
 happens between two failures is counted, not played: the cost is one array operation for each failure of a
 replication.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import SimError
-from sim.laws import Law
+from sim.maths.laws import Law
 
 Array = NDArray[np.float64]
 

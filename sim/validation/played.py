@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from sim import theory
-from sim.config import Cluster, Config, Costs, NodeFailures, PolicySpec, Storage, TraceFailures, Training
 from sim.engine.dispatch import simulate
-from sim.laws import Constant, Exponential, Law, Weibull
-from sim.ledger import Outcome
-from sim.renewal import Estimate, Job, estimate
-from sim.study import Cell
+from sim.engine.ledger import Outcome
+from sim.maths import theory
+from sim.maths.laws import Constant, Exponential, Law, Weibull
+from sim.models.renewal import Estimate, Job, estimate
+from sim.studies.config import (
+    Cluster,
+    Config,
+    Costs,
+    NodeFailures,
+    PolicySpec,
+    Storage,
+    TraceFailures,
+    Training,
+)
+from sim.studies.study import Cell
 
 HOUR, DAY = 3600.0, 86400.0
 MTTI = 11_135.08

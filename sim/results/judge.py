@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sim.drawing import label, short
-from sim.results import Cell, Results
-from sim.statistics import Difference, Summary, paired
-from sim.sweep import Objective, objective
+from sim.maths.statistics import Difference, Summary, paired
+from sim.results.drawing import label, short
+from sim.results.sweep import Objective, objective
+from sim.results.tables import Cell, Results
 
 Value = str | float | int | bool
 

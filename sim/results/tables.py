@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engine.ledger import Outcome, Span
 from sim.errors import SimError
-from sim.ledger import Outcome, Span
-from sim.statistics import Summary, summarise
+from sim.maths.statistics import Summary, summarise
 
 RESULTS, RECOVERIES, TIMELINE = "results.parquet", "recoveries.parquet", "timeline.parquet"
 SUMMARY, RUN, PARTS = "summary.csv", "run.json", "parts"

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import SimError
-from sim.laws import Law
-from sim.renewal import Estimate
-from sim.statistics import batch_means, t_quantile, warm_up
+from sim.maths.laws import Law
+from sim.maths.statistics import batch_means, t_quantile, warm_up
+from sim.models.renewal import Estimate
 
 Array = NDArray[np.float64]
 

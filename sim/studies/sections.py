@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from sim.config import (
+from sim.errors import SimError
+from sim.maths.laws import Constant, Exponential, Law, Lognormal, Quantiles, Weibull
+from sim.studies.config import (
     NO_TIME,
     Cluster,
     Costs,
@@ -24,9 +26,7 @@ from sim.config import (
     Storage,
     TraceFailures,
 )
-from sim.errors import SimError
-from sim.laws import Constant, Exponential, Law, Lognormal, Quantiles, Weibull
-from sim.reading import Section
+from sim.studies.reading import Section
 from sim.traces import faults
 
 DAY_S = 86400.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.laws import Law
+from sim.maths.laws import Law
 
 Array = NDArray[np.float64]
 

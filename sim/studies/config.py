@@ -1,6 +1,7 @@
 """What a study says once read: cluster, failures, costs, work. Seconds, bytes, dollars; floats.
 
-Plain values that can be pickled, so that a cell of a study runs on any machine. Laws are those of `sim.laws`.
+Plain values that can be pickled, so that a cell of a study runs on any machine. Laws are those
+of `sim.maths.laws`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sim.laws import Constant, Law
+from sim.maths.laws import Constant, Law
 
 Scope = Literal["node", "rack", "switch", "nothing"]
 """What a group failure takes, and with what a checkpoint level is lost."""

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from sim import pool, published, queueing, renewal, spot, theory
-from sim.laws import Exponential, Fixed, Lognormal, Weibull
-from sim.played import PLAYED
+from sim.maths import theory
+from sim.maths.laws import Exponential, Fixed, Lognormal, Weibull
+from sim.models import pool, queueing, renewal, spot
+from sim.models.regions import Market
+from sim.models.renewal import Estimate, Job
+from sim.models.replay import Costs, replay
+from sim.models.spot import SpotJob
 from sim.policies.base import Policy
 from sim.policies.interval import Never, Periodic
 from sim.policies.spot import Greedy, OnDemand, UniformProgress
-from sim.regions import Market
-from sim.renewal import Estimate, Job
-from sim.replay import Costs, replay
-from sim.spot import SpotJob
 from sim.traces import capacity, faults, priced
+from sim.validation import published
+from sim.validation.played import PLAYED
 
 HOUR, DAY = 3600.0, 86400.0
 LLAMA3_RATE = 3.78870e-3 / DAY

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sim import results
-from sim.config import Inference, Queue, SpotWork, Training
 from sim.engine import dispatch
+from sim.engine.probe import opening
 from sim.errors import SimError
-from sim.probe import opening
-from sim.results import Results
-from sim.statistics import wanted
-from sim.study import Cell, Study
+from sim.maths.statistics import wanted
+from sim.results import tables as results
+from sim.results.tables import Results
+from sim.studies.config import Inference, Queue, SpotWork, Training
+from sim.studies.study import Cell, Study
 
 Backend = Literal["loky", "ray", "dask"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sim.errors import SimError
-from sim.results import Cell, Results
+from sim.results.tables import Cell, Results
 
 _One = TypeVar("_One")
 

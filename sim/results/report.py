@@ -7,10 +7,10 @@ import html
 import io
 from collections.abc import Iterable, Sequence
 
-from sim import judge, plots
-from sim.drawing import short
-from sim.results import BUCKET, Cell, Results
-from sim.sweep import objective
+from sim.results import judge, plots
+from sim.results.drawing import short
+from sim.results.sweep import objective
+from sim.results.tables import BUCKET, Cell, Results
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }

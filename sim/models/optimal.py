@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import SimError
+from sim.models.regions import Market, RegionalJob
 from sim.policies.base import Action, Event, Place, RunOn, State
-from sim.regions import Market, RegionalJob
 
 Step = tuple[Place, str]
 Costs = NDArray[np.float64]

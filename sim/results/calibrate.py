@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import SimError
-from sim.results import write_atomically
-from sim.statistics import quantile
+from sim.maths.statistics import quantile
+from sim.results.tables import write_atomically
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 

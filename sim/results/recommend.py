@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import yaml
 
-from sim import judge, theory
-from sim.config import Training
+from sim.engine.probe import Opening, opening
 from sim.engine.terms import first_state, terms
 from sim.errors import SimError
-from sim.probe import Opening, opening
-from sim.results import Results
-from sim.study import Cell, Study
+from sim.maths import theory
+from sim.results import judge
+from sim.results.tables import Results
+from sim.studies.config import Training
+from sim.studies.study import Cell, Study
 
 LOSS = 0.01
 """How much of the best ETTR may be lost before an interval is no longer valid."""

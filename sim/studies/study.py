@@ -18,8 +18,10 @@ from typing import Any, cast
 
 import yaml
 
-from sim import units
-from sim.config import (
+from sim.errors import SimError
+from sim.policies import registry
+from sim.studies import units
+from sim.studies.config import (
     NO_TIME,
     Cluster,
     Config,
@@ -30,10 +32,8 @@ from sim.config import (
     SpotWork,
     Training,
 )
-from sim.errors import SimError
-from sim.policies import registry
-from sim.reading import Book, Section, Value, parse, shown
-from sim.sections import (
+from sim.studies.reading import Book, Section, Value, parse, shown
+from sim.studies.sections import (
     law,
     read_cluster,
     read_costs,
@@ -42,7 +42,7 @@ from sim.sections import (
     read_notices,
     read_storage,
 )  # fmt: skip
-from sim.workloads import read_workload
+from sim.studies.workloads import read_workload
 
 SCHEMA = 1
 MOST_CELLS = 100_000

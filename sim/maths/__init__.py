@@ -1,0 +1,1 @@
+"""Laws of chance, closed forms and statistics, without a clock."""

@@ -1,0 +1,1 @@
+"""From outcomes to sweeps, tables, plots, reports and policies."""

@@ -1,0 +1,1 @@
+"""Study files: what is asked, read and checked."""

@@ -1,0 +1,1 @@
+"""What the simulator is held to, line by line."""
