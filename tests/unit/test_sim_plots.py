@@ -1,0 +1,69 @@
+"""Plots of studies with many cells: what is left out is said, and what is drawn can be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.engine.ledger import Span
+from sim.results import plots
+from sim.results.tables import Cell, Params, Results
+
+
+def many(restarts: int) -> Results:
+    cells: list[Cell] = []
+    for restart in range(restarts):
+        for policy, interval_s in (("periodic", 300.0), ("periodic", 900.0), ("exact", None)):
+            own: Params = {} if interval_s is None else {"policy.interval": interval_s}
+            values = {
+                "ettr": [0.90, 0.92], "wall_s": [10.0, 10.0], "bucket.goodput": [9.0, 9.2],
+                "bucket.waiting": [1.0, 0.8],
+            }  # fmt: skip
+            spans = [Span(0.0, 9.0, "job0", "work")]
+            spans += [Span(1.0, 2.0, f"node{node}", "down") for node in range(12)]
+            cell = Cell(
+                f"{policy} {interval_s} {restart}", policy,
+                {"policy": policy, **own, "costs.restart": 60.0 + restart},
+                interval_s=interval_s or 500.0, values=values, recoveries_s=[60.0, 90.0], spans=spans,
+            )  # fmt: skip
+            cells.append(cell)
+    return Results("many", "", "", 0, "training", "", cells)
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"),
+    [
+        ("interval", "8 of 10 curves, 8 of 10 intervals of closed forms"),
+        ("badput", "24 of 30 cells"),
+        ("recovery", "8 of 30 cells"),
+        ("timeline", "6 of 30 cells, 10 of 12 nodes that changed their state"),
+    ],
+)
+def test_what_a_plot_leaves_out_is_in_its_title(kind: str, left_out: str) -> None:
+    draw = next(each.draw for each in plots.KINDS if each.name == kind)
+    assert title(draw([many(10)])) == f"many\n{left_out}"
+    if kind != "timeline":
+        assert title(draw([many(2)])) == "many"
+
+
+def title(figure: Any) -> str:
+    return figure.axes[0].get_title()
+
+
+@pytest.mark.parametrize("draw", [plots.interval, plots.recovery])
+def test_no_legend_is_over_the_curves(draw: Any) -> None:
+    figure = draw([many(10)])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    legend, curves = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert legend.x0 >= curves.x1
+    assert legend.x1 <= figure.bbox.x1 and legend.y0 >= 0, "all of it is on the page"
+
+
+def test_bars_of_nodes_say_which_cell_they_are_of() -> None:
+    (axes,) = plots.timeline([many(2)]).axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert "periodic, interval 300, restart 60: node0" in names
+    (axes,) = plots.timeline([Results("one", "", "", 0, "training", "", many(1).cells[:1])]).axes
+    assert "node0" in [label.get_text() for label in axes.get_yticklabels()]
