@@ -45,7 +45,7 @@ def test_a_backend_gives_the_same_bytes(
 def test_the_bytes_do_not_depend_on_the_hash_seed(alone: dict[str, str], tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from sim import sweep; from tests.support.studies import grid\n"
+        "from sim.results import sweep; from tests.support.studies import grid\n"
         "sweep.run(grid(3, 2, 110, hours=6), Path(sys.argv[1]))\n"
     )
     for seed in ("1", "77"):
