@@ -343,6 +343,7 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
 
     check_place(path)
     loaded = _load(study, traces)
+    recommend.check(loaded)
     folders = [study.parent, *([traces] if traces else [])]
     with _Progress() as told:
         document = recommend.recommend(loaded, run(loaded, progress=told), folders)

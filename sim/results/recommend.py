@@ -24,26 +24,35 @@ LOSS = 0.01
 """How much of the best ETTR may be lost before an interval is no longer valid."""
 
 
+def check(study: Study) -> None:
+    """Refuse, before it is run, a study of which no policy can be the best one everywhere.
+
+    Raises:
+        SimError: it sweeps anything but policies and their options.
+
+    """
+    values: dict[str, set[object]] = {}
+    for cell in study.cells:
+        for key, value in cell.params.items():
+            if not judge.is_policy(key):
+                values.setdefault(key, set()).add(value)
+    if swept := [key for key, several in values.items() if len(several) > 1]:
+        raise SimError(
+            f"could not recommend a policy: the study sweeps {', '.join(swept)}, and a node is in one place; "
+            "give one value of it"
+        )
+
+
 def recommend(study: Study, results: Results, folders: Sequence[Path]) -> dict[str, Any]:
     """The document of a policy.json.
 
     Args:
-        study: what was run; it sweeps policies and their options only.
+        study: what was run; one that `check` lets pass.
         results: what came out.
         folders: where the files are that the study names.
 
-    Raises:
-        SimError: the study sweeps anything else, so that no policy is the best one everywhere.
-
     """
-    found = judge.groups(results)
-    if len(found) != 1:
-        swept = ", ".join(dict.fromkeys(key for group in found for key in group.where))
-        raise SimError(
-            f"could not recommend a policy: the study sweeps {swept}, and a node is in one place; "
-            "give one value of it"
-        )
-    group = found[0]
+    (group,) = judge.groups(results)
     best = group.best
     cell = next(cell for cell in study.cells if cell.name == best.cell.name)
     opened = opening(cell)

@@ -255,7 +255,10 @@ def test_a_recommendation_says_what_it_acts_on(tmp_path: Path) -> None:
     assert registry.from_policy_json(tmp_path / "p.json").name == "migrate"
 
 
-def test_a_study_of_many_places_has_no_one_best_policy(tmp_path: Path) -> None:
+def test_a_study_of_many_places_has_no_one_best_policy_and_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.engine.dispatch.simulate", None)
     path = tmp_path / "s.yaml"
     path.write_text(STUDY.replace("spares: 2", "spares: [1, 2]"))
     assert "the study sweeps cluster.spares" in refused("recommend", path, "-o", tmp_path / "p.json")
