@@ -111,7 +111,7 @@ def check_way(here: Here, *, routed: bool) -> None:
         mine, theirs = ("has", "has not") if here.config.via else ("has not", "has")
         raise ShimError(
             f"its agent.toml {mine} `via` and the other one's {theirs}: either each node has a pod network "
-            "of its own, to which others route, or none"
+            "of its own, to which others route, or none; name `via` on both, or on neither"
         )
 
 

@@ -152,9 +152,9 @@ def load(path: Path) -> Config:
         raise UsageError(f"could not read {path}: {error}; correct it") from None
     if not config.node.strip():
         raise UsageError(f"could not use {path}: `node` is empty; write the name in this node's certificate")
-    for address in (config.listen, *(peer.address for peer in config.peers.values())):
+    for address in filter(None, (config.listen, *(peer.address for peer in config.peers.values()))):
         try:
-            split(address or ":1")
+            split(address)
         except UsageError as error:
             raise UsageError(f"could not use {path}: {error}") from None
     for name, peer in config.peers.items():

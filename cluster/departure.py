@@ -221,7 +221,8 @@ class _Leaving:
         if who.caller and self.here.config.via:
             raise ShimError(
                 f"{self.words}: its node's pod network is routed, and a pod that its caller makes elsewhere "
-                "has an address of that node's network"
+                "has an address of that node's network; checkpoint it, move the image, and have a new one "
+                "made there with the annotation torpor.dev/restore-from"
             )
         if self.name and not who.caller:
             raise ShimError(f"{self.words}: it is part of no pod; leave --as out")

@@ -32,10 +32,10 @@ class Reserve(Message):
     """May this container come, and is there room for it? Everything is made ready but its memory.
 
     migration: a name for all that follows. spec: its config.json. identity: of its network namespace, as
-    `netmig.identity` encodes it. owner: whose its address leases are. memory_bytes, rootfs_bytes: estimates.
-    addresses: those to lease. trial: only look, and leave nothing. guest: its pod is made there by a caller
-    of its own; the image that the pod's annotation names, "" for none. container_name: its name in the pod.
-    routed: each node has a pod network of its own. returning: then, it comes back to its home.
+    `netmig.identity` encodes it. owner: whose its address leases are. memory_bytes: an estimate.
+    trial: only look, and leave nothing. guest: its pod is made there by a caller of its own; the image that
+    the pod's annotation names, "" for none. container_name: its name in the pod. routed: each node has a pod
+    network of its own. returning: then, it comes back to its home.
     """
 
     migration: str
