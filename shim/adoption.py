@@ -59,16 +59,15 @@ def let_go(network_path: Path, directory: Path, search_path: str) -> None:
             hold.unlock(netns, table, records=hold_directory(network_path))
 
 
-def call_off(network_path: Path, directory: Path, search_path: str) -> None:
+def _call_off(network_path: Path, directory: Path) -> None:
     """It is decided against the container, which is gone: give the namespace its own addresses back.
 
-    Again does no harm. Arguments as of `clear`. Raises NetworkError.
+    Again does no harm. Raises NetworkError.
     """
     path = journal_path(network_path, owner_of(directory))
     left = _mute_ones(network_path, directory)
     if not left:
         return
-    use_nft(search_path)
     if path.exists():
         from netmig.undo import undo_left
 
@@ -110,7 +109,7 @@ def clear(network_path: Path, directory: Path, search_path: str) -> None:
         return
     use_nft(search_path)
     try:
-        call_off(network_path, directory, search_path)
+        _call_off(network_path, directory)
     except NetworkError as error:
         raise NotUndone(
             f"could not take back the network of container '{directory.name}': {error}; see `torpor net "
@@ -134,7 +133,7 @@ class Adoption:
     beside it, until `open`: a restore that fails takes CRIU's away before the addresses are.
     peers: addresses at the other end of connections that go on. digest: of the image, for which the addresses
     may have been reserved. mute: the addresses are in use elsewhere until somebody decides (`let_go`,
-    `call_off`): until then the namespace is mute, and all can be undone.
+    `clear`): until then the namespace is mute, and all can be undone.
     """
 
     def __init__(
@@ -330,7 +329,7 @@ class Adoption:
             self._stack.close()
 
     def _unlock(self, *tables: str) -> None:
-        for table in list(tables):  # one may be gone: CRIU removes its own
+        for table in tables:  # one may be gone: CRIU removes its own
             hold.unlock(self._netns, table, records=hold_directory(self._network_path))
             self._held.remove(table)
 
