@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
@@ -19,19 +19,16 @@ _PIDFD_GETFD = 438  # the same on every architecture
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def part(pids: Iterable[int]) -> int:
-    """Put the TCP connections of processes that do not run into repair mode; how many there were."""
-    n_parted = 0
+def part(pids: Iterable[int]) -> None:
+    """Put the TCP connections of processes that do not run into repair mode."""
     for pid in pids:
         for copy in _sockets(pid):
             with copy, suppress(OSError):  # one that listens has no repair mode
                 copy.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
-                n_parted += 1
-    return n_parted
 
 
-def rejoin(pids: Sequence[int]) -> int:
-    """Take them out of it: each asks its peer at once; how many there were."""
+def rejoin(pids: Iterable[int]) -> None:
+    """Take them out of it: each asks its peer at once."""
     reusing: set[int] = set()
     parted: list[socket.socket] = []
     with ExitStack() as stack:
@@ -49,7 +46,6 @@ def rejoin(pids: Sequence[int]) -> int:
                 # Repair mode loses it. A connection had it from its listener.
                 if copy.getsockname()[1] in reusing:
                     copy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return len(parted)
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
