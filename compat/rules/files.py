@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +95,6 @@ _IS: Mapping[str, Callable[[int], bool]] = {
     "file": stat.S_ISREG,
     "directory": stat.S_ISDIR,
     "fifo": stat.S_ISFIFO,
-    "socket": stat.S_ISSOCK,
     "any": lambda _: True,
 }
 _KINDS: Mapping[str, str] = {"file": "regular file", "directory": "directory", "fifo": "FIFO"}
@@ -165,8 +165,6 @@ def _socket_place(need: FileNeed, path: Path) -> Iterator[Finding]:
 
 def _is_immutable(path: Path) -> bool:
     """Whether nobody may write to a file, whatever its mode says."""
-    import fcntl
-
     with contextlib.suppress(OSError):  # not every file system knows that
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -258,8 +256,6 @@ def locked(case: Case) -> Iterator[Finding]:
 
 def _lease(path: Path, need: LockNeed) -> bool:
     """Whether the kernel gives a lease on a file: it is taken for a moment. Raises OSError."""
-    import fcntl
-
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK if need.exclusive else fcntl.F_RDLCK)
