@@ -47,6 +47,7 @@ class Finding:
     def __post_init__(self) -> None:
         """Names in it come from containers: none may begin a line, or speak to a terminal."""
         object.__setattr__(self, "message", printable(self.message))
+        object.__setattr__(self, "remedy", printable(self.remedy))
 
 
 def printable(text: str) -> str:
