@@ -8,6 +8,7 @@ given by path is its maker's business.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -46,7 +47,7 @@ def set_sysctls(netns_path: Path, sysctls: Mapping[str, str]) -> None:
             # As runc does, which has looked at the names too.
             path = os.path.normpath(f"/proc/sys/{name.replace('.', '/')}")
             if not path.startswith("/proc/sys/net/"):
-                raise PermissionError(1, "it belongs to no network namespace", path)
+                raise PermissionError(errno.EPERM, "it belongs to no network namespace", path)
             try:
                 Path(path).write_text(value)
             except OSError as error:
