@@ -61,10 +61,6 @@ class Applied:
         """Take back everything in the journal, the last step first. Raises NetworkError."""
         undo_steps(self.journal)
 
-    def commit(self) -> None:
-        """It stays: nothing is to be undone any more."""
-        self.journal.forget()
-
 
 def create(path: Path, journal: Journal) -> Netns:
     """Make a namespace, pinned at a path, that an undo removes. Raises NetworkError."""
