@@ -11,7 +11,7 @@ from engines.api import EngineError, Finding
 from shim import annotations, bundle, log, restore, state
 from shim.annotations import Wish
 from shim.checkpointable import without_io_uring
-from shim.errors import AdmissionRefused, Busy, CalledOff, NotUndone, ShimError, Unsettled
+from shim.errors import AdmissionRefused, Busy, CalledOff, NotUndone, ShimError, UnknownImage, Unsettled
 from shim.images.layout import Reference, parse_reference
 from shim.images.store import Image
 from shim.pod import Pod, identify
@@ -102,7 +102,7 @@ def _restore(context: Context, spec: bundle.Spec, wish: Wish, pod: Pod | None) -
         promise = Promise.of(context.store.path, _reference(wish))
         if promise.exists():
             return _restore_promised(context, spec, wish, promise)
-    image = _find_image(context, wish)
+    image = _image_or_called_off(context, wish)
     if pod is not None:
         return _restore_member(context, spec, wish, pod, image)
     if not wish.applies_to(image.manifest.source.container_name):
@@ -233,6 +233,24 @@ def _find_image(context: Context, wish: Wish) -> Image:
 
         settle(context.config, context.store)
         return context.store.resolve(reference)
+
+
+def _image_or_called_off(context: Context, wish: Wish) -> Image:
+    """The image, or CalledOff where a cold start would do for a container that may run on another node.
+
+    A promise tells of that only while there is one: not before the container is announced, nor after its
+    migration was called off, when the kubelet calls again.
+    """
+    try:
+        return _find_image(context, wish)
+    except UnknownImage as error:
+        if wish.network != "keep" or wish.on_failure != "cold-start":
+            raise
+        raise CalledOff(
+            f"could not create container '{context.container_id}': its image '{wish.restore_from}' is not "
+            "here, and what keeps its connections may run on another node, so it is not started cold; have "
+            "it migrated here, or make the pod without torpor.dev/network: keep"
+        ) from error
 
 
 def _reference(wish: Wish) -> Reference:

@@ -214,6 +214,11 @@ def test_what_cannot_be_restored_runs_on_where_it_was(kubelets: Kubelets) -> Non
     print(said)
     assert migrate.returncode == 1
     assert "mount" in said.splitlines()[-1]
+    until(lambda: not kubelets.nothing_is_left(), what=f"{kubelets.nothing_is_left()}")
+    for container in list(moving.new.containers):
+        container.remove()
+    with pytest.raises(grpc.RpcError, match="is not started cold"):  # the kubelet's next try
+        kubelets.run(moving.new, attempt=1)
     assert moving.settled() == "old"
 
 
