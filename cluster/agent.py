@@ -16,13 +16,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import IO
 
 from cluster import away, settle, transport
 from cluster.channel import Channel, Lost
 from cluster.here import Here
+from cluster.records import all_of
 from cluster.serve import serve
 from netmig.errors import NetworkError
 from shim.errors import ShimError, UsageError
@@ -152,10 +153,18 @@ def _alone(here: Here) -> IO[str]:
 
 def _send_on(here: Here) -> None:
     """What is away is reached by way of here, which the kernel has forgotten if the node was started anew."""
+    with _said():
+        for record in all_of(here.config.away):
+            with _said():  # one that fails does not stop the others
+                if record.exists():
+                    away.Absence(here, record).send_on()
+
+
+@contextlib.contextmanager
+def _said() -> Generator[None]:
     try:
-        for absence in away.absences(here):
-            absence.send_on()
-    except settle.Failures as error:
+        yield
+    except Exception as error:
         _say(settle.told(error))
 
 

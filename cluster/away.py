@@ -7,6 +7,7 @@ from home to another node and back, not on from there: only its home knows the w
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 from collections.abc import Iterator
 
 import msgspec
@@ -96,6 +97,18 @@ def give_back(here: Here, identity: Identity, owner: str) -> None:
     """Release a container's addresses, unless it is only away. Raises NetworkError, ShimError."""
     if absence_of(here, owner) is None:
         here.give_back(identity, owner)
+
+
+def no_way(via: tuple[str, ...]) -> str | None:
+    """The first of what another node names that is no address to route by, None if all are."""
+    for one in via:
+        try:
+            ipaddress.ip_address(one)
+        except ValueError:
+            return one
+        if "%" in one:  # of an interface there, which is none here
+            return one
+    return None
 
 
 def missing(identity: Identity, via: tuple[str, ...]) -> str:

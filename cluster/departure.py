@@ -269,6 +269,11 @@ class _Leaving:
         """On routed networks, note by what addresses the target is reached. Raises ShimError."""
         if not plan.routed or plan.returning:
             return
+        if (wrong := away.no_way(via)) is not None:
+            raise ShimError(
+                f"{self.words}: node '{self.peer}' names {wrong!a} as an address of its own, which is no IP "
+                "address; correct `via` in its agent.toml"
+            )
         if family := away.missing(identities.decode(plan.identity), via):
             raise ShimError(
                 f"{self.words}: it has an {family} address, and node '{self.peer}' names none of its own by "

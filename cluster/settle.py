@@ -228,11 +228,13 @@ def _bring_on(arriving: Arriving, record: Record) -> None:
 
 def told(error: Exception) -> str:
     """What stands against something, in a sentence that names the file if it is about one."""
-    if not isinstance(error, OSError) or not error.strerror:
+    if isinstance(error, (ShimError, EngineError, NetworkError)):
         return str(error)
+    if not isinstance(error, OSError) or not error.strerror:
+        return f"could not go on: {type(error).__name__}: {error}; report it"
     remedy = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some space", errno.EROFS: "remount it"}
     where = f"'{error.filename}'" if error.filename else "its state"
-    return f"could not use {where}: {error.strerror}; {remedy.get(error.errno or 0, 'look at it')}"
+    return f"could not use {where}: {error.strerror}; {remedy.get(error.errno or 0, 'put that right')}"
 
 
 def unfinished(here: Here, troubles: list[str] | None = None) -> Iterator[Record]:
@@ -276,7 +278,7 @@ def settle_all(here: Here) -> list[str]:
                     departure(here, record)
                 else:
                     arrival(here, record)
-            except Failures as error:
+            except Exception as error:  # whatever is wrong with one, the others are brought to their end
                 if record.exists() and record.read(PROBLEM) != (problem := " ".join(told(error).split())):
                     problems.append(f"migration {record.migration}: {problem}")
                     record.write(PROBLEM, problem)

@@ -20,7 +20,7 @@ import trustme
 
 from cluster import agent, config, settle, transport
 from cluster.here import Here
-from cluster.records import PLAN, new_name
+from cluster.records import PLAN, Record, new_name
 from shim.errors import UsageError
 from tests.support.containers import until
 
@@ -139,7 +139,9 @@ def test_a_killed_agent_leaves_its_state_to_the_next(started: Started, tmp_path:
 
 def test_a_state_that_cannot_be_is_named(here: Here, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"could not start the agent: .*file.*Not a directory; look at it"):
+    with pytest.raises(
+        UsageError, match=r"could not start the agent: .*file.*Not a directory; put that right"
+    ):
         agent.run(changed(here, state=tmp_path / "file" / "state"))
 
 
@@ -201,3 +203,22 @@ def test_a_key_that_all_may_read_is_told(here: Here, tmp_path: Path) -> None:
         until(lambda: "key.pem is readable by all" in one.log, what="that is told")
     finally:
         one.end()
+
+
+def test_one_that_is_away_and_fails_stops_no_other(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("0" * 16, "1" * 16):
+        record = Record(here.config.away, name)
+        with record.begun():
+            (record.path / PLAN).write_text("{}")
+    asked: list[str] = []
+
+    def absence(_: Here, record: Record) -> object:
+        asked.append(record.migration)
+        raise ValueError("no address")
+
+    monkeypatch.setattr(agent.away, "Absence", absence)
+    agent._send_on(here)  # pyright: ignore[reportPrivateUsage]
+    assert asked == ["0" * 16, "1" * 16]
+    assert capsys.readouterr().err.count("could not go on: ValueError: no address") == 2

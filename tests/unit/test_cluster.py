@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from cluster import cargo, config, settle
+from cluster import away, cargo, config, settle
 from cluster.channel import Channel, Lost, Refused
 from cluster.cli import migrate as migrate_cli
 from cluster.config import split
@@ -425,13 +425,45 @@ def test_a_state_that_is_no_directory_is_told_by_the_list(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "free some space"), (errno.EROFS, "remount it"), (errno.ENOTDIR, "look at it")],
+    [(errno.ENOSPC, "free some space"), (errno.EROFS, "remount it"), (errno.ENOTDIR, "put that right")],
 )
 def test_errors_of_files_name_place_and_remedy(number: int, words: str) -> None:
     told = settle.told(OSError(number, os.strerror(number), "/x/y"))
     assert told == f"could not use '/x/y': {os.strerror(number)}; {words}"
     assert settle.told(ShimError("could not do it; do not")) == "could not do it; do not"
     assert settle.told(OSError(number, os.strerror(number))).startswith("could not use its state: ")
+    assert settle.told(ValueError("no address")) == "could not go on: ValueError: no address; report it"
+
+
+def test_a_record_that_fails_in_any_way_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Here(config=config.Config(node="a", state=tmp_path), node=cast("Any", None))
+    for name in ("0" * 16, "1" * 16):
+        record = Record(here.config.departures, name)
+        with record.begun():
+            record.make(plan())
+    seen: list[str] = []
+
+    def departure(_: Here, record: Record) -> bool:
+        seen.append(record.migration)
+        if record.migration == "0" * 16:
+            raise ValueError("no address")
+        record.remove()
+        return True
+
+    monkeypatch.setattr(settle, "departure", departure)
+    assert settle.settle_all(here) == [
+        f"migration {'0' * 16}: could not go on: ValueError: no address; report it"
+    ]
+    assert seen == ["0" * 16, "1" * 16]
+    assert settle.settle_all(here) == []  # told once
+
+
+def test_by_what_another_node_is_reached_is_an_address() -> None:
+    assert away.no_way(("10.0.0.2", "fd00::2")) is None
+    for text in ("", "node-b", "10.0.0.2 ", "10.0.0.2/24", "fe80::1%eth0"):
+        assert away.no_way(("10.0.0.2", text)) == text
 
 
 def test_room_is_asked_of_the_file_system_of_the_state(tmp_path: Path) -> None:
