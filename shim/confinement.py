@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compat.rules.case import NODE_DEVICES, given, is_bind, part, resolve, specified_mounts
+from compat.rules.case import NODE_DEVICES, given, part, specified_mounts
 from engines.api import DeviceNeed, Finding, IdMapping, MountNeed, Needs, TaskNeeds
+from engines.places import is_bind, resolve
 from shim.privileges import Grant, Offence, grouped
 
 _CONFINING = ("network", "pid", "ipc", "uts", "mount")

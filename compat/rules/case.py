@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from compat.profile import DumpHost, Profile
 from engines.api import Finding, Needs, Severity
+from engines.places import resolve
 
 About = Literal["node", "spec", "here"]
 """What a rule looks at beside the image: a node's profile; the new spec; or this very machine, where the spec
 is to run."""
 Given = Literal["own", "joined", "host"]
 
-_MAX_LINKS = 40  # the kernel's own limit
 _LINK_NAMES: Mapping[str, str] = {"network": "net", "mount": "mnt"}
 NODE_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 """What a runtime binds into a container that may not make device nodes."""
@@ -160,40 +160,10 @@ def _is_ours(path: str, kind: str) -> bool:
         return False
 
 
-def resolve(rootfs_path: Path | None, path: str) -> str:
-    """Where a destination really lies: runtimes follow links inside the root file system, and CRIU records
-    the result (`/var/run/secrets` becomes `/run/secrets`). Without a root file system the path as it is.
-    """
-    if rootfs_path is None:
-        return clean(path)
-    waiting = path.split("/")[::-1]
-    found: list[str] = []
-    links = 0
-    while waiting:
-        name = waiting.pop()
-        if name == "..":
-            found[-1:] = []
-        elif name not in {"", "."}:
-            here = rootfs_path.joinpath(*found, name)
-            if links < _MAX_LINKS and here.is_symlink():
-                links += 1
-                target = str(here.readlink())
-                found = [] if target.startswith("/") else found
-                waiting += target.split("/")[::-1]
-            else:
-                found.append(name)
-    return "/" + "/".join(found)
-
-
 def specified_mounts(spec: Mapping[str, Any], rootfs_path: Path | None) -> dict[str, Mapping[str, Any]]:
     """A spec's mounts by where they really lie; of several in one place the last, which hides the others."""
     entries: Sequence[Mapping[str, Any]] = spec.get("mounts") or ()
     return {resolve(rootfs_path, str(entry.get("destination"))): entry for entry in entries}
-
-
-def is_bind(entry: Mapping[str, Any]) -> bool:
-    """Whether a spec's mount shows something that exists elsewhere."""
-    return entry.get("type") == "bind" or bool({"bind", "rbind"} & set(entry.get("options") or ()))
 
 
 def clean(path: Any) -> str:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compat.rules.case import Case, finding, is_bind, resolve, rule, specified_mounts
+from compat.rules.case import Case, finding, rule, specified_mounts
 from engines.api import FileNeed, Finding, LockNeed, Needs
 from engines.elf import build_id
+from engines.places import Places as Tree
+from engines.places import source
 
 
 @rule(
@@ -46,9 +48,7 @@ def files(
     """
     place = Places(needs, spec, rootfs_path, complete=complete)
     for need in needs.files:
-        path = place.of(need.path)
-        if path is not None:
-            yield from _same_file(need, path, content=complete)
+        yield from _same_file(need, place, content=complete)
 
 
 class Places:
@@ -61,34 +61,19 @@ class Places:
         self, needs: Needs, spec: Mapping[str, Any], rootfs_path: Path | None, *, complete: bool
     ) -> None:
         self.specified = specified_mounts(spec, rootfs_path)
-        self._sources = {
-            path: Path(str(entry.get("source"))) for path, entry in self.specified.items() if is_bind(entry)
-        }
-        self._root = rootfs_path if complete else None
-        self._real: dict[str, str] = {}  # directories of the root file system to where they really are
-        self._tops = sorted({mount.destination for mount in needs.mounts}, key=len, reverse=True)
+        found = {path: source(entry) for path, entry in self.specified.items()}
+        self._tree = Tree(
+            rootfs_path if complete else None,
+            {mount.destination: found.get(mount.destination) for mount in needs.mounts},
+        )
 
     def of(self, path: str, *, proper: bool = False) -> Path | None:
-        """Where a path lies, None if the image brings it or nobody knows. proper: beneath another mount."""
-        base = self._base(path, proper=proper)
-        if base == "/" and self._root is not None and path != "/":
-            # As the container sees it: an absolute link leads elsewhere in it, maybe into a mount.
-            folder, name = os.path.split(path)
-            if folder not in self._real:
-                self._real[folder] = resolve(self._root, folder)
-            path = os.path.join(self._real[folder], name)  # noqa: PTH118
-            base = self._base(path, proper=proper)
-        source = self._sources.get(base) if base != "/" else self._root
-        inside = path.removeprefix(base).lstrip("/")
-        return source / inside if source and inside else source
+        """Where a path lies, None if the image brings it or nobody knows. proper: beneath another mount.
 
-    def _base(self, path: str, *, proper: bool) -> str:
-        tops = (top for top in self._tops if _beneath(path, top) and not (proper and path == top))
-        return next(tops, "/")
-
-
-def _beneath(path: str, top: str) -> bool:
-    return path == top or path.startswith(f"{top.rstrip('/')}/")
+        As the container sees it: an absolute link leads elsewhere in it, maybe into another mount. Raises
+        OSError where there are too many links.
+        """
+        return self._tree.on_node(self._tree.real(path), beneath=proper)
 
 
 _IS: Mapping[str, Callable[[int], bool]] = {
@@ -107,18 +92,20 @@ _USES: Mapping[str, str] = {
 }
 
 
-def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding]:
+def _same_file(need: FileNeed, place: Places, *, content: bool) -> Iterator[Finding]:
     remedy = "restore over the container image and the volumes of the dump"
     if need.kind == "socket":
-        yield from _socket_place(need, path)
+        yield from _socket_place(need, place)
         return
     use = _USES[need.use].format(need.path)
     try:
+        path = place.of(need.path)
+        if path is None:
+            return
         found = path.lstat()
-    except OSError as error:
-        yield finding(
-            "files.missing", "refuse", f"{use}, which cannot be found here: {error.strerror}", remedy
-        )
+    except (OSError, ValueError) as error:  # or no file can be named so
+        why = error.strerror if isinstance(error, OSError) else error
+        yield finding("files.missing", "refuse", f"{use}, which cannot be found here: {why}", remedy)
         return
     if not _IS[need.kind](found.st_mode):
         yield finding("files.missing", "refuse", f"{use}, which is no {_KINDS[need.kind]} here", remedy)
@@ -152,9 +139,10 @@ def _same_file(need: FileNeed, path: Path, *, content: bool) -> Iterator[Finding
         )
 
 
-def _socket_place(need: FileNeed, path: Path) -> Iterator[Finding]:
-    with contextlib.suppress(OSError):  # nothing is there, or its directory is missing, which is told
-        if not stat.S_ISSOCK(path.lstat().st_mode):
+def _socket_place(need: FileNeed, place: Places) -> Iterator[Finding]:
+    with contextlib.suppress(OSError, ValueError):  # nothing is there, or its directory is missing: told
+        path = place.of(need.path)
+        if path is not None and not stat.S_ISSOCK(path.lstat().st_mode):
             yield finding(
                 "files.in-way",
                 "refuse",
@@ -207,14 +195,21 @@ def places(
     for mount in needs.mounts:
         if mount.destination == "/" or mount.destination in place.specified:
             continue
-        path = place.of(mount.destination, proper=True)
-        if path is not None and not os.path.lexists(path):
+        if _is_missing(place, mount.destination):
             yield finding(
                 "mounts.place",
                 "refuse",
                 f"the image has a {mount.fstype} mounted on '{mount.destination}', which is not there",
                 "restore over the container image and the volumes of the dump",
             )
+
+
+def _is_missing(place: Places, destination: str) -> bool:
+    try:
+        path = place.of(destination, proper=True)
+    except OSError:
+        return True
+    return path is not None and not os.path.lexists(path)
 
 
 # --- locks ---------------------------------------------------------------------------------------------
@@ -231,11 +226,11 @@ def locked(case: Case) -> Iterator[Finding]:
     place = Places(case.needs, case.new, case.rootfs_path, complete=False)
     held: list[_Held] | None = None
     for need in case.needs.locks:
-        path = place.of(need.path)
-        if path is None:
-            continue
-        with contextlib.suppress(OSError):  # files.missing says so
-            status = path.stat()
+        with contextlib.suppress(OSError, ValueError):  # files.missing says so
+            path = place.of(need.path)
+            if path is None:
+                continue
+            status = path.lstat()  # as `_lease`: a link is not what the task had
             held = _held() if held is None else held
             number = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
             if other := next((lock for lock in held if lock.bars(need, number)), None):
@@ -245,7 +240,7 @@ def locked(case: Case) -> Iterator[Finding]:
                     f"the image has a lock on '{need.path}', which process {other.pid} has on this node",
                     "end the other one, or give the container a volume of its own",
                 )
-            elif need.kind == "lease" and not _lease(path, need):
+            elif need.kind == "lease" and stat.S_ISREG(status.st_mode) and not _lease(path, need):
                 yield finding(
                     "files.locked",
                     "refuse",

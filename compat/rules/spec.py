@@ -15,13 +15,13 @@ from compat.rules.case import (
     clean,
     finding,
     given,
-    is_bind,
     part,
     rule,
     specified_mounts,
 )
 from compat.rules.kernel import in_cgroup
 from engines.api import Finding, Severity
+from engines.places import is_bind
 
 
 @rule("spec.terminal", about="spec", source="runc: restore without a console socket fails, with one works")

@@ -14,10 +14,10 @@ from engines.gvisor import held, pod, terminal
 from engines.gvisor.births import Birth, from_exec
 from engines.gvisor.image import Member, Record
 from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
+from engines.places import resolve
 
 _SPARE_BYTES = 64 << 20
 _ENDED_BYTES = 80 << 10  # measured with runsc 20240729, for each process that has ended
-_MAX_LINKS = 40  # the kernel's own limit
 
 
 class Source:
@@ -147,7 +147,7 @@ class Source:
                 "seccomp": _digest(seccomp) if seccomp else "",
             },
             mounts={
-                inside(fellow.rootfs_path, str(entry.get("destination"))): entry
+                resolve(fellow.rootfs_path, str(entry.get("destination"))): entry
                 for entry in spec.get("mounts") or ()
             },
             tasks=self._tasks[fellow.container.id],
@@ -158,27 +158,6 @@ def _digest(document: object) -> str:
     """Of a seccomp profile, as manifests of images have it: so that the two can be compared."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
-
-
-def inside(rootfs_path: Path, path: str) -> str:
-    """Where a mount's destination really lies: runtimes follow links inside the root file system."""
-    waiting = path.split("/")[::-1]
-    found: list[str] = []
-    links = 0
-    while waiting:
-        name = waiting.pop()
-        if name == "..":
-            found[-1:] = []
-        elif name not in {"", "."}:
-            here = rootfs_path.joinpath(*found, name)
-            if links < _MAX_LINKS and here.is_symlink():
-                links += 1
-                target = str(here.readlink())
-                found = [] if target.startswith("/") else found
-                waiting += target.split("/")[::-1]
-            else:
-                found.append(name)
-    return "/" + "/".join(found)
 
 
 def memory_bytes(pid: int) -> int:

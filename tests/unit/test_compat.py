@@ -13,7 +13,6 @@ import pytest
 
 from compat import profile, verdict
 from compat.profile import Profile
-from compat.rules.case import resolve
 from engines.api import FileNeed, Finding, MountNeed, Needs
 from tests.support.containers import make_spec
 
@@ -232,31 +231,6 @@ def test_mounts_behind_links(tmp_path: Path):
         ("mounts.missing", "unknown"),
         ("mounts.added", "unknown"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("path", "resolved"),
-    [
-        ("/abs/x", "/b/x"),
-        ("/rel/x", "/b/x"),
-        ("/up/x", "/x"),
-        ("/out/x", "/etc/x"),
-        ("/loop/x", "/loop/x"),
-        ("/b/../c/./d/", "/c/d"),
-        ("/", "/"),
-    ],
-)
-def test_resolving_never_leaves_the_root(tmp_path: Path, path: str, resolved: str):
-    (tmp_path / "b").mkdir()
-    for name, target in {
-        "abs": "/b",
-        "rel": "b",
-        "up": "../../..",
-        "out": "/../../etc",
-        "loop": "loop",
-    }.items():
-        (tmp_path / name).symlink_to(target)
-    assert resolve(tmp_path, path) == resolved
 
 
 # --- files ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from engines.api import EngineSettings, ImageCorrupt, ImageNotFound, InvalidRequ
 from engines.gvisor import image, judge, runsc, terminal
 from engines.gvisor.calls import _complaint
 from engines.gvisor.inspect import needs_of
-from engines.gvisor.preflight import Source, inside
+from engines.gvisor.preflight import Source
 from engines.gvisor.runsc import Container, Runsc, Task
 
 SETUP = {"platform": "systrap", "network": "none", "overlay": "root:self", "directfs": "true"}
@@ -200,15 +200,6 @@ def test_the_last_error_of_a_log_counts_by_its_first_line(tmp_path: Path) -> Non
     ]
     path.write_text("".join(map(json.dumps, records)) + '{"cut')
     assert _complaint(path) == "restoring container: EOF"
-
-
-def test_a_mount_is_recorded_where_it_really_is(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "var").mkdir()
-    (tmp_path / "var/run").symlink_to("/run")
-    assert inside(tmp_path, "/var/run/secrets") == "/run/secrets"
-    (tmp_path / "loop").symlink_to("loop")
-    assert inside(tmp_path, "/loop/x") == "/loop/x"
 
 
 def test_the_nodes_kernel_does_not_matter_to_an_image_with_its_own() -> None:

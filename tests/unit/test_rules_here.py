@@ -340,6 +340,50 @@ def test_a_lease_that_another_keeps_from_being_given(tmp_path: Path):
         assert found(reading) == found(writing) == ["refuse"]
 
 
+def test_nothing_is_looked_at_that_the_container_does_not_have(tmp_path: Path):
+    """Neither `..` nor a link leads out of a volume: no size is told, and no lease taken."""
+    volume, outside = tmp_path / "volume", tmp_path / "outside"
+    for folder in (volume, outside):
+        folder.mkdir()
+    (outside / "secret").write_text("123")
+    (volume / "relative").symlink_to("../outside")
+    (volume / "absolute").symlink_to(outside)
+    (volume / "link").symlink_to(outside / "secret")
+    ways = ("../outside/secret", "relative/secret", "absolute/secret")
+    with (outside / "secret").open("a"):
+        for way in (*ways, "link"):
+            lease = LockNeed(path=f"/vol/{way}", kind="lease", exclusive=True)
+            assert in_volume(volume, locks=(lease,)).found() == ()
+    for way in ways:
+        need = FileNeed(path=f"/vol/{way}", size_bytes=7, mode=-1)
+        case = in_volume(volume, files=(need,))
+        assert case.found() == (), "where it is in the root file system nobody knows yet"
+        (tmp_path / "root").mkdir(exist_ok=True)
+        (found,) = verdict.judge_files(case.needs, case.spec or {}, tmp_path / "root")
+        assert found.rule == "files.missing"
+    (found,) = in_volume(volume, files=(FileNeed(path="/vol/link", size_bytes=7, mode=-1),)).found()
+    assert "no regular file" in found.message
+
+
+def test_a_flock_on_what_a_link_leads_to_is_not_the_tasks(tmp_path: Path):
+    (tmp_path / "link").symlink_to("file")
+    need = LockNeed(path="/vol/link", kind="flock", exclusive=True)
+    with (tmp_path / "file").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert in_volume(tmp_path, locks=(need,)).found() == ()
+        named_file = in_volume(tmp_path, locks=(replace(need, path="/vol/file"),)).found()
+    assert named(named_file, "files.locked") == ["refuse"]
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path):
+    case = in_volume(
+        tmp_path,
+        files=(FileNeed(path="/vol/a\0b", size_bytes=-1, mode=-1),),
+        locks=(LockNeed(path="/vol/a\0b", kind="flock", exclusive=True),),
+    )
+    assert named(case.found(), "files.missing") == ["refuse"]
+
+
 def test_only_a_socket_may_be_where_one_is_bound(tmp_path: Path):
     need = FileNeed(path="/vol/sock", size_bytes=-1, mode=-1, kind="socket", use="socket")
     case = in_volume(tmp_path, files=(need,))
