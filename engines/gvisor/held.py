@@ -16,6 +16,7 @@ from typing import Any, Literal
 from engines.api import FileNeed
 from engines.elf import build_id
 from engines.gvisor.births import Birth
+from engines.places import Places, source
 
 _KINDS: Mapping[int, Literal["file", "directory", "fifo"]] = {
     stat.S_IFREG: "file",
@@ -39,18 +40,20 @@ def files(
 def _needs(
     held: Iterable[tuple[str, str]], rootfs_path: Path, mounts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[FileNeed]:
+    # What the sandbox tells is its word: no link in it may lead to what the container does not have.
+    places = Places(rootfs_path, {path: source(entry) for path, entry in mounts.items()})
     for path, use in held:
-        base = _base(path, mounts)
-        place = _place(path, base, rootfs_path, mounts)
-        # Only in the overlay is a deleted file of the root deleted: below it is there, and runsc wants it.
-        if place is None or (use == "deleted" and base != "/"):
-            continue
-        with contextlib.suppress(OSError):  # the container made it
+        with contextlib.suppress(OSError, ValueError):  # the container made it, or no file can be named so
+            real = places.real(path)
+            place, in_root = places.on_node(real), places.top(real) == "/"
+            # Only in the overlay is a deleted file of the root deleted: below it is there; runsc wants it.
+            if place is None or (use == "deleted" and not in_root):
+                continue
             found = place.lstat()
             kind = _KINDS.get(stat.S_IFMT(found.st_mode))
             if kind is not None:
                 # runsc itself compares nothing. Files of volumes live on, others are to be the same.
-                fixed = use == "mapped" or (base == "/" and kind == "file")
+                fixed = use == "mapped" or (in_root and kind == "file")
                 yield FileNeed(
                     path=path,
                     size_bytes=found.st_size if fixed else -1,
@@ -59,24 +62,6 @@ def _needs(
                     kind=kind,
                     use="working-directory" if use == "cwd" else "open",
                 )
-
-
-def _base(path: str, mounts: Iterable[str]) -> str:
-    """The mount that a path of the sandbox lies in."""
-    tops = [top for top in mounts if path == top or path.startswith(f"{top.rstrip('/')}/")]
-    return max(tops, key=len, default="/")
-
-
-def _place(path: str, base: str, rootfs_path: Path, mounts: Mapping[str, Mapping[str, Any]]) -> Path | None:
-    """Where a path of the sandbox lies on this node, None if it is on no file system of the node's."""
-    if base == "/":
-        return rootfs_path / path.lstrip("/")
-    entry = mounts[base]
-    if entry.get("type") != "bind" and not {"bind", "rbind"} & set(entry.get("options") or ()):
-        return None
-    inside = path.removeprefix(base).lstrip("/")
-    source = Path(str(entry.get("source")))
-    return source / inside if inside else source
 
 
 def _build(path: Path) -> str:

@@ -63,6 +63,24 @@ def test_what_lies_on_the_node_is_needed_and_nothing_else(tmp_path: Path):
     assert sizes == {"/bin/app", "/lib/so", "/data/table"}, "a volume's files may grow"
 
 
+def test_no_told_path_leads_out_of_the_container(tmp_path: Path):
+    root, volume = tmp_path / "root", tmp_path / "volume"
+    for folder in (root / "bin", volume, tmp_path / "outside"):
+        folder.mkdir(parents=True)
+    (tmp_path / "outside/secret").write_text("123")
+    for folder in (root, volume):
+        (folder / "link").symlink_to(tmp_path / "outside")
+        (folder / "up").symlink_to("../outside")
+    (root / "way").symlink_to("/vol")
+    (volume / "log").touch()
+    ways = ("/link/secret", "/up/secret", "/../outside/secret", "/vol/link/secret", "/vol/up/secret")
+    opened = (*ways, "/vol/../../outside/secret", "/way/log", "/way/gone (deleted)", "/vol/a\0b")
+    (volume / "gone").touch()
+    found = needs(root, told(*opened), {"/vol": {"type": "bind", "source": str(volume)}})
+    assert found.keys() == {"/", "/way/log"}
+    assert found["/way/log"].size_bytes == -1, "it is a volume's"
+
+
 def test_a_library_is_known_by_its_build(tmp_path: Path):
     (tmp_path / "lib").mkdir()
     own = Path(sys.executable).resolve()
