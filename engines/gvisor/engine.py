@@ -14,9 +14,10 @@ mount, an open tun device) is refused while the container is paused, and it runs
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +81,15 @@ class GvisorEngine:
         """What an image asks of a node and a spec. Raises ImageNotFound, ImageCorrupt."""
         from engines.gvisor.inspect import needs_of
 
-        head, record = _open_image(image_path, f"could not inspect image '{image_path}'")
-        return needs_of(head, record)
+        with _whole_sentences(f"could not inspect image '{image_path}'"):
+            return needs_of(image.header(image_path), image.record(image_path))
 
     def inspect_pod(self, image_path: Path, /) -> dict[str, Needs]:
         """See `engines.pods.PodEngine`. Raises ImageNotFound, ImageCorrupt."""
         from engines.gvisor.inspect import pod_needs
 
-        head, record = _open_image(image_path, f"could not inspect image '{image_path}'")
-        return pod_needs(head, record)
+        with _whole_sentences(f"could not inspect image '{image_path}'"):
+            return pod_needs(image.header(image_path), image.record(image_path))
 
     def misfit(self, image_path: Path, spec: Mapping[str, Any], /) -> str:
         """See `engines.pods.PodEngine`. Raises ImageNotFound, ImageCorrupt."""
@@ -365,8 +366,14 @@ class GvisorEngine:
 
 def _open_image(image_path: Path, words: str) -> tuple[dict[str, str], image.Record]:
     """An image's header and record. Raises ImageNotFound, ImageCorrupt in whole sentences."""
-    try:
+    with _whole_sentences(words):
         return image.header(image_path), image.record(image_path)
+
+
+@contextlib.contextmanager
+def _whole_sentences(words: str) -> Generator[None]:
+    try:
+        yield
     except ImageNotFound as error:
         raise ImageNotFound(f"{words}: {error}; look at the path") from None
     except ImageCorrupt as error:

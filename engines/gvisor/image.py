@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from engines.api import FileNeed, ImageCorrupt, ImageNotFound
 from engines.gvisor.runsc import Task
@@ -52,7 +54,7 @@ class Record:
     setup: Mapping[str, str]
     spec: Mapping[str, Any]
     mounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    tasks: tuple[Task, ...] = ()
+    tasks: tuple[Task, ...]
     memory_bytes: int = 0
     files: tuple[FileNeed, ...] = ()
     terminal: str = ""
@@ -97,25 +99,14 @@ def record(image_path: Path) -> Record:
     """The engine's record. Raises ImageCorrupt."""
     path = image_path / RECORD
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
-        if document["schema"] != SCHEMA:
-            raise ImageCorrupt(f"{path} has schema {document['schema']}, this is for {SCHEMA}")
-        known = {entry.name for entry in fields(Record)}
-        values = {key: value for key, value in document.items() if key in known}
-        values["tasks"] = _tasks(values["tasks"])
-        values["files"] = tuple(FileNeed(**row) for row in values.get("files", ()))
-        values["pod"] = {
-            name: Member(spec=part["spec"], mounts=part["mounts"], tasks=_tasks(part["tasks"]))
-            for name, part in values.get("pod", {}).items()
-        }
-        return Record(**values)
+        document = json.loads(path.read_bytes())
+        found = cast("dict[str, Any]", document).get("schema") if isinstance(document, dict) else None
+        if found != SCHEMA:
+            raise ImageCorrupt(f"{path} has schema {found!r}, this is for {SCHEMA}")
+        return msgspec.convert(document, Record, strict=True)
     except FileNotFoundError as error:
         raise ImageCorrupt(
             f"{image_path} has no {RECORD}, so that nobody knows what its processes may do"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ImageCorrupt(f"{path} cannot be read ({error!r})") from error
-
-
-def _tasks(rows: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
-    return tuple(Task(**row) for row in rows)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise ImageCorrupt(f"{path} cannot be read ({error})") from error

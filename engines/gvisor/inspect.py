@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from engines.api import IdMapping, MountNeed, Needs, TaskNeeds
-from engines.gvisor.image import Record
+from engines.api import IdMapping, ImageCorrupt, MountNeed, Needs, TaskNeeds
+from engines.gvisor.image import RECORD, Record
 from engines.gvisor.runsc import Task
 
 _CAPABILITIES = (
@@ -26,8 +26,25 @@ _KINDS = ("network", "pid", "mount", "ipc", "uts", "user", "cgroup", "time")
 
 
 def needs_of(head: Mapping[str, str], record: Record) -> Needs:
-    """The needs of an image. head: runsc's header."""
+    """The needs of an image. head: runsc's header. Raises ImageCorrupt if the specification is none."""
     del head
+    try:
+        return _needs(record)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ImageCorrupt(f"the specification in its {RECORD} cannot be read ({error!r})") from error
+
+
+def pod_needs(head: Mapping[str, str], record: Record) -> dict[str, Needs]:
+    """The needs of each container of a pod's image by its name; empty if it is no pod's. Raises ImageCorrupt
+    if a specification is none.
+    """
+    return {
+        name: needs_of(head, replace(record, spec=part.spec, mounts=part.mounts, tasks=part.tasks))
+        for name, part in record.pod.items()
+    }
+
+
+def _needs(record: Record) -> Needs:
     process: Mapping[str, Any] = record.spec.get("process") or {}
     linux: Mapping[str, Any] = record.spec.get("linux") or {}
     return Needs(
@@ -42,14 +59,6 @@ def needs_of(head: Mapping[str, str], record: Record) -> Needs:
         terminal=bool(process.get("terminal")),
         memory_bytes=record.memory_bytes,
     )
-
-
-def pod_needs(head: Mapping[str, str], record: Record) -> dict[str, Needs]:
-    """The needs of each container of a pod's image by its name; empty if it is no pod's."""
-    return {
-        name: needs_of(head, replace(record, spec=part.spec, mounts=part.mounts, tasks=part.tasks))
-        for name, part in record.pod.items()
-    }
 
 
 def _task(task: Task, process: Mapping[str, Any], seccomp: str) -> TaskNeeds:

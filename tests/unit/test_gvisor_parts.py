@@ -16,9 +16,10 @@ import pytest
 
 from compat.profile import Profile
 from compat.verdict import judge as judge_image
-from engines.api import EngineSettings, ImageCorrupt, ImageNotFound, InvalidRequest, NotSupported
+from engines.api import EngineSettings, FileNeed, ImageCorrupt, ImageNotFound, InvalidRequest, NotSupported
 from engines.gvisor import image, judge, runsc, terminal
 from engines.gvisor.calls import _complaint
+from engines.gvisor.engine import GvisorEngine
 from engines.gvisor.inspect import needs_of
 from engines.gvisor.preflight import Source
 from engines.gvisor.runsc import Container, Runsc, Task
@@ -113,7 +114,60 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert image.record(tmp_path) == record()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 9}', '{"schema": 1, "tasks": [{}]}'])
+FILE: dict[str, Any] = {"path": "/f", "size_bytes": 1, "mode": -1}
+
+
+def test_a_record_of_all_that_there_is_comes_back(tmp_path: Path) -> None:
+    member = image.Member(spec=SPEC, mounts={"/m": {"type": "bind"}}, tasks=record().tasks)
+    file = FileNeed(path="/f", size_bytes=1, mode=-1)
+    whole = record(files=(file,), pod={"": member}, mounts={"/m": {}}, memory_bytes=1, terminal="t")
+    whole.write(tmp_path)
+    assert image.record(tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": [{**FILE, "path": 1}]},
+        {"files": [{**FILE, "size_bytes": "1"}]},
+        {"files": [{**FILE, "kind": "socks"}]},
+        {"files": [{"path": "/f"}]},
+        {"files": {"path": "/f"}},
+        {"tasks": [{"pid": "1", "parent": 0, "uid": 0, "name": "sh"}]},
+        {"mounts": {"/m": []}},
+        {"memory_bytes": None},
+        {"pod": {"a": {"spec": {}, "mounts": {}}}},
+        {"setup": []},
+    ],
+)
+def test_a_record_with_a_value_of_another_type_is_corrupt(tmp_path: Path, changes: dict[str, Any]) -> None:
+    record().write(tmp_path)
+    document = json.loads((tmp_path / image.RECORD).read_bytes())
+    (tmp_path / image.RECORD).write_text(json.dumps({**document, **changes}))
+    with pytest.raises(ImageCorrupt, match=next(iter(changes))):
+        image.record(tmp_path)
+
+
+def test_a_record_without_processes_is_corrupt(tmp_path: Path) -> None:
+    record().write(tmp_path)
+    document = json.loads((tmp_path / image.RECORD).read_bytes())
+    del document["tasks"]
+    (tmp_path / image.RECORD).write_text(json.dumps(document))
+    with pytest.raises(ImageCorrupt, match="tasks"):
+        image.record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "spec", [{"process": ["x"]}, {"linux": {"uidMappings": [{}]}}, {"process": {"user": {"gid": "x"}}}]
+)
+def test_a_record_with_a_specification_that_is_none_is_corrupt(tmp_path: Path, spec: dict[str, Any]) -> None:
+    place = write_image(tmp_path / "image", {})
+    record(spec=spec).write(place)
+    with pytest.raises(ImageCorrupt, match=r"could not inspect image '.*specification.*; checkpoint again"):
+        GvisorEngine(settings()).inspect(place)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 9}', '{"schema": 1, "tasks": [{}]}', "[" * 100000])
 def test_a_record_that_is_none_is_corrupt(tmp_path: Path, text: str) -> None:
     with pytest.raises(ImageCorrupt):
         image.record(tmp_path)

@@ -275,7 +275,7 @@ def record(*names: str) -> Record:
         name: Member(spec={"seccomp": f"sha256:{name}", "process": {}}, mounts={}, tasks=(task,))
         for name in names
     }
-    return Record(runsc="1", setup={}, spec={}, pod=parts)
+    return Record(runsc="1", setup={}, spec={}, tasks=(), pod=parts)
 
 
 @pytest.mark.parametrize(
