@@ -18,12 +18,13 @@ from cluster.arrival import TRANSLATIONS, Arriving
 from cluster.channel import Refused
 from cluster.here import Here
 from cluster.messages import Reserve
-from cluster.records import STANDING, WISH, Arrival, Record
+from cluster.records import IMAGE, STANDING, WISH, Arrival, Record
 from netmig.conntrack import Translations
 from shim import prospects, state
-from shim.errors import ShimError
+from shim.errors import ShimError, UnknownImage
 from shim.images.layout import parse_reference
-from shim.promise import PATIENCE_S, Promise, Waiting
+from shim.images.store import Image
+from shim.promise import PATIENCE_S, Plan, Promise, Waiting
 
 _LOOK_S = 0.01
 _ASK_S = 1.0
@@ -70,7 +71,7 @@ class Guest(Arriving):
             here.engine(wanted.engine, here.config.root, record.path)
             prospects.stable(here.node.of_engine(wanted.engine).config)
             arriving.check_space(wanted.memory_bytes)
-            promise.make(wanted.container_name)
+            promise.make(Plan(migration=wanted.migration, name=wanted.container_name))
         except BaseException:
             arriving.undo()
             raise
@@ -134,7 +135,7 @@ class Guest(Arriving):
         begun = time.monotonic()
         noted = (self.record.path / TRANSLATIONS).read_bytes()
         wiring.translate(msgspec.json.decode(noted, type=Translations))
-        self.promise.decide("commit")
+        self.promise.decide(self.record.migration, "commit")
         while not self._has_run() and time.monotonic() < begun + _STARTED_S:
             time.sleep(_LOOK_S)
         self.record.write(STANDING, "running")
@@ -168,23 +169,42 @@ class Guest(Arriving):
 
     def _is_over(self) -> bool:
         """Whether it has been started, or was found to have been: its image is used up, or gone."""
-        return self._has_run() or not self.here.node.store.has(self.reference)
+        return self._image() is None or self._has_run()
+
+    def _has_run(self) -> bool:
+        image = self._image()
+        return image is not None and self.here.node.store.consumed_by(image) is not None
+
+    def _image(self) -> Image | None:
+        """Its image, if the store has it: another one of the name is none of its business."""
+        digest = self.record.read(IMAGE)
+        try:
+            return self.here.node.store.resolve(self.reference.with_digest(digest)) if digest else None
+        except UnknownImage:
+            return None
+
+    def _remove_image(self) -> None:
+        if (image := self._image()) is not None:
+            self.here.node.store.remove(image.reference)
+
+    def _is_at_work(self) -> bool:
+        return self.promise.is_of(self.record.migration) and self.promise.waiting() is not None
 
     def undo(self) -> None:
         """It is not to run here. Idempotent. Raises EngineError, ShimError."""
-        self.promise.decide("abort")
+        self.promise.decide(self.record.migration, "abort")
         who = self._who()
         if who is not None and self._has_run():  # it was decided for the other side, after an operator's word
             self.here.delete(self.plan.engine, who.root, who.container_id)
         deadline = time.monotonic() + self.here.node.config.restore_timeout_s
-        while self.promise.waiting() is not None and time.monotonic() < deadline:
+        while self._is_at_work() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)  # its `create` reads the image
         self.leave()
 
     def leave(self) -> None:
         """Nothing here waits for it any more, or it has been started: what is ours goes."""
         self._remove_image()
-        self.promise.remove()
+        self.promise.remove(self.record.migration)
         self.here.node.store.recover()
         self.record.remove()
 

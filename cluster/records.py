@@ -7,6 +7,7 @@ A departure (on the source) and an arrival (on the target) each have a directory
     verdict    of a departure: `hold` from before the target may be asked to prepare, then `commit` or `abort`
                (see `engines.api.Verdict`). It is the decision of the whole migration.
     standing   of an arrival: `reserved`, `preparing`, `prepared`, `committed`, `running`, `settled`
+    image      of an arrival: the digest of its image, from before the store has that
     wish       what an operator decided with --resolve: `source` or `target`
     over       of a departure: the target has said that it runs
     left       of an arrival: its container has gone on to another node
@@ -37,6 +38,7 @@ from shim.state import make_private
 PLAN = "plan.json"
 VERDICT = "verdict"
 STANDING = "standing"
+IMAGE = "image"
 WISH = "wish"
 OVER = "over"
 LEFT = "left"

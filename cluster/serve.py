@@ -29,9 +29,11 @@ from cluster.messages import (
     Send,
     Standing,
 )
-from cluster.records import STANDING, WISH, Arrival, Record
+from cluster.records import IMAGE, STANDING, WISH, Arrival, Record
 from cluster.settle import Failures, told
 from shim.errors import ShimError
+from shim.images.layout import MANIFEST
+from shim.images.manifest import digest_of
 
 _STANDINGS: dict[str, Standing] = {
     "": "unknown",
@@ -231,6 +233,7 @@ class _Session:
                 raise ShimError(self._failure or "nothing was sent that could be restored")
             arriving.mount()
             arriving.record.write(STANDING, "preparing")
+            arriving.record.write(IMAGE, digest_of((staged / MANIFEST).read_bytes()))
             self.here.node.store.commit(staged, arriving.reference)
             self._stack.close()  # it is an image of the store now, which others may use
             arriving.note(said.translations)

@@ -5,7 +5,7 @@ Until that is `commit` nothing of the container may run here, nor anything in it
 source, or may. Whoever moves it keeps, beside the images of the store,
 
     STORE/promised/<namespace or _>/<name>/
-        plan.json   the name that the container had in its pod
+        plan.json   whose it is, and the name that the container had in its pod (`Plan`)
         lock        held by a `create` that waits or is at work
         waiting     who that is
         image       the digest of the image, once it is in the store
@@ -33,6 +33,7 @@ from shim.state import make_private
 PATIENCE_S = 100.0
 """How long a caller is kept waiting, at `create` and at `start`; the kubelet gives a runtime 120 s."""
 
+_PLAN = "plan.json"
 _LOOK_S = 0.01
 _BUSY_S = 0.5  # longer than anybody only looks
 
@@ -49,6 +50,13 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     netns: str
 
 
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is promised. migration: whose it is: another one of the same name has no say in it."""
+
+    migration: str
+    name: str
+
+
 class Promise:
     """One container that is to come, at a place in the store of this node."""
 
@@ -62,16 +70,28 @@ class Promise:
 
     def exists(self) -> bool:
         """Whether there is such a promise."""
-        return (self.path / "plan.json").exists()
+        return (self.path / _PLAN).exists()
 
     # --- who moves it ----------------------------------------------------------------------------------
 
-    def make(self, container_name: str) -> None:
+    def make(self, plan: Plan) -> None:
         """Promise it. Raises ShimError if it is promised already, OSError."""
-        if self.exists():
-            raise ShimError(f"image '{self.path.name}' is on its way here already; choose another name")
         make_private(self.path)
-        self._write("plan.json", container_name)
+        draft = self._draft(plan.migration, msgspec.json.encode(plan).decode())
+        try:
+            (self.path / _PLAN).hardlink_to(draft)  # of two at the same time one is told
+        except FileExistsError:
+            raise ShimError(
+                f"image '{self.path.name}' is on its way here already; choose another name"
+            ) from None
+        finally:
+            draft.unlink()
+        self._sync()
+
+    def is_of(self, migration: str) -> bool:
+        """Whether there is such a promise, and it is a migration's. Raises CalledOff if it is damaged."""
+        plan = self._plan()
+        return plan is not None and plan.migration == migration
 
     def waiting(self) -> Waiting | None:
         """Who waits for it, or is at work; None if nobody."""
@@ -90,14 +110,28 @@ class Promise:
         """Why there is no container."""
         return self._read("failure")
 
-    def decide(self, verdict: Literal["commit", "abort"]) -> None:
-        """Let it run, or never. Durable when this returns. Raises OSError."""
-        if self.exists():
+    def decide(self, migration: str, verdict: Literal["commit", "abort"]) -> None:
+        """Let it run, or never, if it is the migration's. Durable when this returns.
+
+        Raises CalledOff, OSError.
+        """
+        if self.is_of(migration):
             self._write("verdict", verdict)
 
-    def remove(self) -> None:
-        """It is over: a `create` or a `start` that waits fails. Idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def remove(self, migration: str) -> None:
+        """It is over, if it is the migration's: a `create` or a `start` that waits fails. Idempotent.
+
+        What says whose it is goes last: what is left until then is found again. Raises CalledOff.
+        """
+        (self.path / f".{migration}.new").unlink(missing_ok=True)
+        if self.is_of(migration):
+            for entry in self.path.iterdir():
+                if entry.name != _PLAN:
+                    entry.unlink(missing_ok=True)
+            (self.path / _PLAN).unlink()
+        if self.exists():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)  # of who looked meanwhile
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
 
@@ -105,8 +139,11 @@ class Promise:
 
     @property
     def container_name(self) -> str:
-        """The name that the container had in its pod."""
-        return self._read("plan.json")
+        """The name that the container had in its pod. Raises CalledOff, also if the promise is gone."""
+        plan = self._plan()
+        if plan is None:
+            raise _called_off(f"could not use image '{self.path.name}'")
+        return plan.name
 
     @contextlib.contextmanager
     def awaited(self, who: Waiting) -> Generator[None]:
@@ -128,22 +165,42 @@ class Promise:
                     self._write("failure", " ".join(str(error).split()))
                 raise
 
-    def permits(self, container_id: str) -> None:
-        """Wait until the container may run. Raises CalledOff if it may not."""
+    def permits(self, container_id: str, digest: str) -> None:
+        """Wait until the container may run. Raises CalledOff if it may not.
+
+        digest: of the image that it was restored from: the promise may be another one by now.
+        """
         what = f"could not start container '{container_id}'"
-        self._wait(lambda: self._read("verdict"), what, "nobody has decided whether it is to run here")
+
+        def look() -> str:
+            verdict = self._read("verdict")
+            if self._read("image") != digest:  # in this order: the image comes before its verdict
+                raise _called_off(what)
+            return verdict
+
+        self._wait(look, what, "nobody has decided whether it is to run here")
 
     def _wait(self, look: Callable[[], str], what: str, late: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             found = look()
             if not self.exists() or self._read("verdict") == "abort":
-                raise CalledOff(f"{what}: its migration was called off, and it runs on where it was")
+                raise _called_off(what)
             if found:
                 return
             if time.monotonic() > deadline:
                 raise CalledOff(f"{what}: {late} within {PATIENCE_S:g} s; see torpor migrate --list")
             time.sleep(_LOOK_S)
+
+    def _plan(self) -> Plan | None:
+        try:
+            return msgspec.json.decode((self.path / _PLAN).read_bytes(), type=Plan)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise CalledOff(
+                f"could not read {self.path / _PLAN}: {error}; end its migration, then remove the directory"
+            ) from None
 
     # --- files -----------------------------------------------------------------------------------------
 
@@ -178,14 +235,24 @@ class Promise:
             return ""
 
     def _write(self, name: str, text: str) -> None:
+        self._draft(name, text).replace(self.path / name)
+        self._sync()
+
+    def _draft(self, name: str, text: str) -> Path:
         draft = self.path / f".{name}.new"
         with draft.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(self.path / name)
+        return draft
+
+    def _sync(self) -> None:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _called_off(what: str) -> CalledOff:
+    return CalledOff(f"{what}: its migration was called off, and it runs on where it was")

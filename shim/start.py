@@ -60,7 +60,7 @@ def _await(found: ContainerState) -> None:
     """A container that comes from another node runs when it is decided that it does not run there."""
     from shim.promise import Promise  # seldom
 
-    Promise(Path(found.promised)).permits(found.container_id)
+    Promise(Path(found.promised)).permits(found.container_id, found.digest)
 
 
 def _open(config: Config, directory: Path, found: ContainerState, settings: EngineSettings) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shim import argv, config
 from shim.errors import CalledOff
 from shim.images.layout import Reference
-from shim.promise import Promise
+from shim.promise import Plan, Promise
 from shim.verbs import create
 from shim.verbs.context import Context
 from tests.support.containers import make_spec
@@ -47,11 +47,11 @@ def test_what_may_run_elsewhere_is_never_started_cold(tmp_path: Path) -> None:
         attempt(tmp_path, "keep")
     (tmp_path / "store").mkdir(mode=0o700, exist_ok=True)
     promise = Promise.of(tmp_path / "store", Reference(namespace="default", name="web"))
-    promise.make("main")
-    promise.decide("abort")
+    promise.make(Plan(migration="0" * 16, name="main"))
+    promise.decide("0" * 16, "abort")
     with pytest.raises(CalledOff, match="called off"):
         attempt(tmp_path, "keep")
-    promise.remove()
+    promise.remove("0" * 16)
     with pytest.raises(CalledOff, match="not started cold"):  # the kubelet calls again
         attempt(tmp_path, "keep")
 
