@@ -320,6 +320,11 @@ class SocketNeed:
     freebind: bool = False
     interface: str = ""
 
+    @property
+    def connected(self) -> bool:
+        """Whether it is a TCP connection. Others CRIU makes again whatever becomes of connections."""
+        return self.protocol == "tcp" and self.state not in {"listen", "closed"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbstractNeed:

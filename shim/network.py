@@ -36,8 +36,6 @@ RULE = "network.address"
 _N_NAMED = 4
 _SIOCGIFMTU, _SIOCGIFHWADDR = 0x8921, 0x8927
 _NOBODYS = "240.0.0.1"  # reserved (RFC 1112, section 4)
-# States of a TCP socket that has no connection, which CRIU makes again whatever becomes of connections.
-_UNCONNECTED = frozenset({"listen", "closed"})
 
 
 def check_engine(engine: CheckpointEngine, mode: Network | None, *, what: str) -> None:
@@ -211,9 +209,8 @@ def bound_sockets(needs: Needs, *, tcp: Tcp) -> dict[str, list[SocketNeed]]:
     """Address to the sockets that a restore binds to it, of IPv4 also by way of an IPv6 socket."""
     found: dict[str, list[SocketNeed]] = {}
     for need in needs.sockets:
-        connected = need.protocol == "tcp" and need.state not in _UNCONNECTED
         free = need.freebind or plain(need.address).is_unspecified
-        if not free and not (connected and tcp == "close"):
+        if not free and not (need.connected and tcp == "close"):
             found.setdefault(str(plain(need.address)), []).append(need)
     return found
 

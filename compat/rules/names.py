@@ -20,14 +20,9 @@ _UNIX_KINDS: Mapping[str, str] = {
 }
 
 
-_UNCONNECTED = ("listen", "closed")
-
-
 def _bound(need: SocketNeed) -> bool:
     """Whether a restore binds a socket to a port of its own (that of a connection is its neighbour's too)."""
-    return need.port > 0 and (
-        need.protocol == "udp" or (need.protocol == "tcp" and need.state in _UNCONNECTED)
-    )
+    return need.port > 0 and need.protocol in {"tcp", "udp"} and not need.connected
 
 
 @rule(

@@ -55,6 +55,13 @@ def spec(*, netns: Path | None = None, kind: str = "own") -> dict[str, Any]:
     return document
 
 
+def test_only_tcp_has_connections() -> None:
+    closed, closing = (replace(TALKING, state=state) for state in ("closed", "close-wait"))
+    raw = replace(TALKING, protocol="other")
+    assert TALKING.connected and closing.connected
+    assert not any(socket.connected for socket in (LISTEN_ALL, LISTEN_OLD, UDP_OLD, closed, raw))
+
+
 def test_connections_of_a_container_that_ran_on_are_never_kept() -> None:
     assert network.tcp_mode("keep", leave_running=False, what="web") == "keep"
     assert network.tcp_mode("new", leave_running=True, what="web") == "close"
