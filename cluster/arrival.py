@@ -27,7 +27,7 @@ from engines.api import Needs
 from netmig import identity as identities
 from netmig.conntrack import Translations
 from netmig.errors import NetworkError
-from shim import bundle, prospects, restore, state
+from shim import bundle, prospects, restore, shape, state
 from shim.annotations import Wish
 from shim.errors import ShimError
 from shim.images.apply import apply
@@ -101,7 +101,7 @@ class Arriving:
             arriving = cls(here, record)
             if here.status(wanted.engine, here.config.root, wanted.container_id):
                 raise ShimError(f"it has a container '{wanted.container_id}' already; delete that one")
-            spec = arriving._spec(json.loads(wanted.spec))
+            spec = arriving._spec(_read(wanted.spec))
             arriving._make_bundle(spec)
         except BaseException:
             record.remove()
@@ -342,3 +342,11 @@ class Arriving:
         store = self.here.node.store
         if store.has(self.reference):
             store.remove(self.reference)
+
+
+def _read(data: bytes) -> bundle.Spec:
+    """The config.json that the source has sent. Raises ShimError."""
+    try:
+        return shape.checked(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise ShimError(f"the container's config.json: {error}; correct it where the container is") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from cluster import wiring
+from cluster import away, wiring
 from cluster.arrival import TRANSLATIONS, Arriving
 from cluster.channel import Refused
 from cluster.here import Here
@@ -45,7 +45,11 @@ class Guest(Arriving):
     def reserve(
         cls, here: Here, record: Record, peer: str, wanted: Reserve
     ) -> tuple[Arriving, tuple[str, ...]]:
-        """Promise the container to whoever makes its pod here. Raises ShimError, EngineError."""
+        """Promise the container to whoever makes its pod here; for a trial only see whether that would do.
+
+        Raises ShimError, EngineError, NetworkError; then nothing is left.
+        """
+        away.check_way(here, routed=wanted.routed)
         reference = parse_reference(wanted.guest, namespace="")
         store = here.node.store
         promise = Promise.of(store.path, reference)
@@ -65,13 +69,18 @@ class Guest(Arriving):
                 guest=wanted.guest,
             )
         )
-        arriving = cls(here, record)
         try:
             record.write(STANDING, "reserved")
+            arriving = cls(here, record)
+        except BaseException:
+            record.remove()
+            raise
+        try:
             here.engine(wanted.engine, here.config.root, record.path)
             prospects.stable(here.node.of_engine(wanted.engine).config)
             arriving.check_space(wanted.memory_bytes)
-            promise.make(Plan(migration=wanted.migration, name=wanted.container_name))
+            if not wanted.trial:  # a pod that is made at this moment would hear that it is called off
+                promise.make(Plan(migration=wanted.migration, name=wanted.container_name))
         except BaseException:
             arriving.undo()
             raise
