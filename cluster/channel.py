@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from cluster.messages import Busy, Message, Refusal, Said
+from engines.api import printable
 from shim.errors import ShimError
 
 SILENCE_S = 5.0
@@ -107,7 +108,8 @@ class Channel:
             return _decoder.decode(self._exactly(length))
         except msgspec.MsgspecError as error:
             raise Lost(
-                f"could not understand node '{self.peer}': {error}; install the same torpor on both"
+                f"could not understand node '{self.peer}': {printable(str(error))}; install the same torpor "
+                "on both"
             ) from error
 
     def answer(self, kind: type[T]) -> T:
@@ -119,7 +121,7 @@ class Channel:
             if isinstance(said, kind):
                 return said
             if isinstance(said, Refusal):
-                raise Refused(said.cause)
+                raise Refused(printable(said.cause))
             raise Lost(f"could not understand node '{self.peer}': it answered {type(said).__name__}")
 
     def ask(self, message: Message, kind: type[T]) -> T:

@@ -23,7 +23,7 @@ from cluster.here import NEEDED, Here
 from cluster.messages import Abort, Answer, Commit, Expect, Prepare, Question, Reserve
 from cluster.records import OVER, VERDICT, VIA, WISH, Arrival, Departure, Record, begin_departure, new_name
 from cluster.transport import connect
-from engines.api import EngineError, Phase, PhaseInfo
+from engines.api import EngineError, Phase, PhaseInfo, printable
 from netmig import identity as identities
 from netmig.conntrack import Translations
 from shim import bundle, pod, prospects, timing
@@ -252,7 +252,7 @@ class _Leaving:
             ),
             Answer,
         )
-        self.report.warnings += answer.warnings
+        self.report.warnings += map(printable, answer.warnings)
         self._check_via(plan, answer.via)
         if plan.guest and not trial:
             self.tell(

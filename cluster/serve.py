@@ -142,7 +142,10 @@ class _Session:
         if record.exists():
             absence = Absence(self.here, record)
             if absence.plan.peer != self.peer:
-                raise Refused(f"the container of migration {record.migration} is not away on '{self.peer}'")
+                raise Refused(
+                    f"the container of migration {record.migration} is not away on '{self.peer}'; see "
+                    "`torpor migrate --list` on both nodes"
+                )
             absence.come_home()
             self.here.give_back(absence.identity, absence.plan.owner)
             absence.end()
@@ -184,7 +187,7 @@ class _Session:
 
     def _expect(self) -> Answer:
         if not isinstance(self._arriving, Guest):
-            raise ShimError("nobody was announced")
+            raise ShimError("nobody was announced; install the same torpor on both")
         try:
             self._arriving.expect(lambda: self.channel.send(Busy()))
         except Failures:
@@ -227,10 +230,13 @@ class _Session:
     def _prepare(self, said: Prepare) -> Answer:
         arriving, staged = self._arriving, self._staged
         if arriving is None:
-            raise ShimError("nothing was announced that could be restored")
+            raise ShimError("nothing was announced that could be restored; install the same torpor on both")
         try:
             if self._failure or staged is None:
-                raise ShimError(self._failure or "nothing was sent that could be restored")
+                raise ShimError(
+                    self._failure
+                    or "nothing was sent that could be restored; install the same torpor on both"
+                )
             arriving.mount()
             arriving.record.write(STANDING, "preparing")
             arriving.record.write(IMAGE, digest_of((staged / MANIFEST).read_bytes()))

@@ -51,6 +51,9 @@ def test_questions_and_answers(ends: tuple[Channel, Channel]) -> None:
     two.send(Refusal(cause="no room"))
     with pytest.raises(Refused, match="no room"):
         one.answer(Answer)
+    two.send(Refusal(cause="no \x1b[2Jroom"))
+    with pytest.raises(Refused, match=r"^no \\x1b\[2Jroom$"):
+        one.answer(Answer)
 
 
 def test_a_side_that_hangs_up_is_lost(ends: tuple[Channel, Channel]) -> None:
