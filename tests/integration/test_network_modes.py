@@ -272,6 +272,23 @@ def test_an_address_that_somebody_has_is_refused_and_nothing_is_changed(
     assert addresses(new) == [address]
 
 
+SQUAT = """
+import socket, sys, time
+
+address, port = sys.argv[1:]
+print("ready 1", flush=True)
+taken = socket.socket()
+while True:
+    try:
+        taken.bind((address, int(port)))
+    except OSError:
+        time.sleep(0.001)
+    else:
+        break
+time.sleep(3600)
+"""
+
+
 def test_a_restore_that_fails_gives_the_plugins_address_back(
     cri: Cri, daemon: Containerd, torpor: Torpor, tag: str
 ) -> None:
@@ -283,9 +300,8 @@ def test_a_restore_that_fails_gives_the_plugins_address_back(
     asleep(source, daemon, torpor, "--keep-tcp")
     old.remove()
     new = woken(cri, "keep")
-    # It has the port and does not listen: only CRIU notices. Another has clients meanwhile.
-    squat = f"import socket, time; s = socket.socket(); s.bind(('', {PORT})); print('ready 1', flush=True)"
-    side = new.run("side", ("/usr/bin/python3", "-c", f"{squat}; time.sleep(3600)"), image=image)
+    # It takes the port as the address comes, so that only CRIU notices. Another has clients meanwhile.
+    side = new.run("side", ("/usr/bin/python3", "-c", SQUAT, address, str(PORT)), image=image)
     side.until_number(1, word="ready")
     other = new.run("other", (*LIVE[:-1], str(PORT + 1)), image=image)
     other.until_number(3)
