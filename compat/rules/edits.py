@@ -205,9 +205,12 @@ def capabilities(case: Case) -> Iterator[Finding]:
         )
 
 
+_CAPABILITY_SETS = ("bounding", "effective", "inheritable", "permitted", "ambient")
+
+
 def _granted(process: Mapping[str, Any]) -> set[str]:
     sets: Mapping[str, Sequence[str]] = process.get("capabilities") or {}
-    return {str(name) for names in sets.values() for name in names or ()}
+    return {name for kind in _CAPABILITY_SETS for name in sets.get(kind) or ()}
 
 
 @rule("spec.edit.seccomp", about="spec", source="filters are programs that the image carries")

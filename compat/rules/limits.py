@@ -140,7 +140,7 @@ def _refused(case: Case) -> Iterator[str]:
         if not _is_huge_size(str(entry["pageSize"])):
             yield f"a limit of huge pages of {entry['pageSize']}"
     for name, rules in part(resources, "blockIO").items():
-        for device in rules if name in _THROTTLES else ():
+        for device in (name in _THROTTLES and rules) or ():
             place = f"{device.get('major', 0)}:{device.get('minor', 0)}"
             if not (_DEVICES / place).exists():
                 yield f"a limit of the block device {place}, which is not there"
