@@ -119,6 +119,8 @@ def judged(bundle_path: Path, document: object) -> bool:
 @example(("linux", "uidMappings"), [{"x": 1}])
 @example(("mounts", 0), "x")
 @example(("mounts",), None)
+@example(("process", "capabilities"), {"": 1})
+@example(("linux", "resources", "blockIO"), {"throttleReadBpsDevice": None})
 def test_no_json_makes_a_traceback(bundle_path: Path, path: tuple[Any, ...], value: Any):
     judged(bundle_path, with_value(path, value))
 
