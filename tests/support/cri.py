@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,10 +219,18 @@ class Container:
         self.cri.call("StopContainer", api.StopContainerRequest(container_id=self.id, timeout=timeout_s))
 
     def remove(self) -> None:
-        """Kill and remove it."""
-        with contextlib.suppress(grpc.RpcError):
-            self.stop()
-        self.cri.call("RemoveContainer", api.RemoveContainerRequest(container_id=self.id))
+        """Kill and remove it: again for a while, as kubelet does, where its end is not known yet."""
+        deadline = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                self.stop()
+            try:
+                self.cri.call("RemoveContainer", api.RemoveContainerRequest(container_id=self.id))
+                break
+            except grpc.RpcError as error:
+                if "still running" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
         self.pod.containers.remove(self)
 
     def exec(self, *argv: str) -> Executed:
