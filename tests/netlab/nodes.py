@@ -213,8 +213,10 @@ class Lab:
         lines: list[str] = []
         if isinstance(host, Node):
             v4, v6 = host.gateway
+            # An address of its own, as the plugin gives a gateway: else it changes as pods come and go.
+            mac = f"0a:58:0a:58:{host.number:02x}:01"
             lines += [
-                f"link add cni0 mtu {MTU} type bridge forward_delay 0",
+                f"link add cni0 address {mac} mtu {MTU} type bridge forward_delay 0",
                 f"address add {v4}/24 dev cni0",
                 f"address add {v6}/64 dev cni0 nodad",
                 "link set cni0 up",
