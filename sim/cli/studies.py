@@ -312,10 +312,7 @@ def report_command(results: Path, path: Path | None) -> None:
     target = path or results / "report.html"
     tables.check_place(target)
     page = report.page(tables.load(results))
-    try:
-        tables.write_atomically(target, page.encode())
-    except OSError as error:
-        raise SimError(f"could not write '{target}': {error.strerror or error}; give another path") from error
+    tables.write_atomically(target, page.encode())
     click.echo(target)
 
 
@@ -347,10 +344,7 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
     folders = [study.parent, *([traces] if traces else [])]
     with _Progress() as told:
         document = recommend.recommend(loaded, run(loaded, progress=told), folders)
-    try:
-        write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
-    except OSError as error:
-        raise SimError(f"could not write '{path}': {error.strerror or error}; give another path") from error
+    write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
     click.echo(document["verdict"])
     click.echo(path)
 

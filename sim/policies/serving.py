@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from sim.policies.around import Around, above_0
@@ -30,7 +31,7 @@ class Preemption(Around):
         return [Preempt(self._how)] if event.kind == "preempt" else []
 
 
-class _Autoscaling:
+class _Autoscaling(ABC):
     """Starts replicas for requests that wait, `per_replica` for each, and stops idle ones after `idle_s`."""
 
     name: str
@@ -40,8 +41,8 @@ class _Autoscaling:
         self._per_replica = per_replica
         self._idle_s = idle_s
 
-    def _how(self, state: State) -> Literal["cold", "warm"]:
-        raise NotImplementedError
+    @abstractmethod
+    def _how(self, state: State) -> Literal["cold", "warm"]: ...
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         service = state.service

@@ -238,10 +238,7 @@ def calibrate(paths: Iterable[Path]) -> Calibration:
 def save(calibration: Calibration, path: Path) -> None:
     """Write a measured.json."""
     document = {"schema": 1, "shares": SHARES, **asdict(calibration)}
-    try:
-        write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
-    except OSError as error:
-        raise SimError(f"could not write '{path}': {error.strerror or error}; give another path") from error
+    write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def load(path: Path) -> Calibration:

@@ -224,10 +224,18 @@ def timeline(cells: Iterable[Cell]) -> Any:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put a file there whole or not at all."""
+    """Put a file there whole or not at all.
+
+    Raises:
+        SimError: it cannot be written.
+
+    """
     new = path.with_name(path.name + ".new")
-    new.write_bytes(data)
-    new.replace(path)
+    try:
+        new.write_bytes(data)
+        new.replace(path)
+    except OSError as error:
+        raise SimError(f"could not write '{path}': {error.strerror or error}; give another path") from error
 
 
 def check_place(path: Path) -> None:
