@@ -156,10 +156,9 @@ class Arriving:
             terminal=bool(spec.get("process", {}).get("terminal")),
         )
         # Both now rather than while nobody runs: what is found is kept, and so is what is loaded.
-        prospects.stable(node.config)
+        profile = prospects.stable(node.config)
         importlib.import_module("shim.peers")
-        profile_path = node.config.state_path / prospects.PROFILE
-        findings = verdict.judge(needs, spec, dump_host=wanted.host, cache_path=profile_path)
+        findings = verdict.judge(needs, spec, dump_host=wanted.host, node=profile)
         if refusals := [one for one in (*engine.probe(), *findings) if one.severity == "refuse"]:
             raise ShimError("; ".join(f"{one.message} [{one.rule}]; {one.remedy}" for one in refusals))
         self.check_space(wanted.memory_bytes)

@@ -25,7 +25,6 @@ def judge(
     dump_host: DumpHost | None,
     rootfs_path: Path | None = None,
     node: Profile | None = None,
-    cache_path: Path | None = None,
     origin: Origin | None = None,
     new_image_ref: str = "",
 ) -> tuple[Finding, ...]:
@@ -33,14 +32,14 @@ def judge(
 
     dump_host: the node that made the image, None if nobody recorded it. rootfs_path: the new container's,
     as it is before the image's changes, None if it is not there yet (mounts are then judged less surely).
-    node: this one's profile, None to read it. cache_path: see `profile.load`. origin: what else is known of
-    the image. new_image_ref: container image of the new container, "" if unknown.
+    node: this one's profile, None to read it. origin: what else is known of the
+    image. new_image_ref: container image of the new container, "" if unknown.
     """
     return run(
         Case(
             needs=needs,
             spec=spec,
-            node=node or profile.load(cache_path),
+            node=node or profile.load(None),
             dump_host=dump_host,
             rootfs_path=rootfs_path,
             origin=origin or Origin(),
