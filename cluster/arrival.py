@@ -156,7 +156,6 @@ class Arriving:
             terminal=bool(spec.get("process", {}).get("terminal")),
         )
         # Both now rather than while nobody runs: what is found is kept, and so is what is loaded.
-        state.make_private(node.config.state_path)
         profile = prospects.stable(node.config)
         importlib.import_module("shim.peers")
         findings = verdict.judge(needs, spec, dump_host=wanted.host, node=profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Collection, Mapping
@@ -14,7 +15,7 @@ from compat.probes.base import System
 from compat.profile import Profile
 from compat.rules.case import Origin, part
 from engines.api import Finding, ImageCorrupt, Needs
-from shim import admission, bundle, shape
+from shim import admission, bundle, shape, state
 from shim.checkpointable import without_io_uring
 from shim.config import Config
 from shim.images import layout
@@ -34,6 +35,8 @@ _ENGINES = ("criu", "runc", "runsc")
 
 def stable(config: Config) -> Profile:
     """What this node is, from the cache: read anew after a boot and when a tool was replaced."""
+    with contextlib.suppress(OSError):  # it is only slower
+        state.make_private(config.state_path)
     return profile.load(config.state_path / PROFILE, _system(config))
 
 

@@ -19,7 +19,6 @@ from tests.support.verdicts import image
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    (tmp_path / "state").mkdir()
     return Config(
         runtime_path=Path("/bin/true"),
         state_path=tmp_path / "state",
@@ -28,7 +27,8 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-def test_the_profile_is_kept_and_memory_read_each_time(config: Config):
+def test_the_profile_is_kept_from_the_first_time_on_and_memory_read_each_time(config: Config):
+    assert not config.state_path.exists()  # as on a node that has restored nothing yet
     found = prospects.now(config, config.state_path)
     assert (found.memory_available_bytes or 0) > 0
     assert prospects.stable(config).memory_available_bytes is None
