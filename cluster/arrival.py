@@ -26,7 +26,6 @@ from compat import verdict
 from engines.api import Needs
 from netmig import identity as identities
 from netmig.conntrack import Translations
-from netmig.errors import NetworkError
 from shim import bundle, prospects, restore, shape, state
 from shim.annotations import Wish
 from shim.errors import ShimError
@@ -59,6 +58,7 @@ class Arriving:
         """Let go of what this process holds of it; again does no harm."""
         if self._plug is not None:
             self._plug.close()
+            self._plug = None
 
     @property
     def standing(self) -> str:
@@ -117,6 +117,9 @@ class Arriving:
                 home=bool(arriving.plan.returns),
             )
             warnings += arriving._judge(spec, wanted)  # which looks at the namespace, too
+            if not wanted.trial:
+                arriving._clear()
+                arriving._plug = arriving._opened()
         except BaseException:
             arriving.undo()
             raise
@@ -175,6 +178,13 @@ class Arriving:
                 f"{n_bytes >> 20}; free some space"
             )
 
+    def _clear(self) -> None:
+        """Undo what a dead call for this id has left, now rather than while nobody runs. Raises ShimError."""
+        directory = Path(self.plan.directory)
+        with state.locked(directory, wait_s=5.0, create=True):
+            if restore.clear(self.here.node.of_engine(self.plan.engine).config, self._target(directory)):
+                raise ShimError(f"it has a container '{self.plan.container_id}' already; delete that one")
+
     def _make_bundle(self, spec: bundle.Spec) -> None:
         for name in ("base", "upper", "work", "bundle/rootfs"):
             (self.record.path / name).mkdir(mode=0o755, parents=True)
@@ -207,27 +217,19 @@ class Arriving:
         begun = time.monotonic()
         image = node.store.resolve(self.reference)
         directory = Path(plan.directory)
-        target = restore.Target(
-            container_id=plan.container_id,
-            root=plan.root,
-            directory=directory,
-            bundle_path=self.bundle_path,
-            settings=self.here.settings(plan.engine, plan.root, directory),
-        )
+        target = self._target(directory)
         spec = bundle.read_spec(self.bundle_path)
         wish = Wish(use="move", network="keep")
         with ThreadPoolExecutor(1) as beside, state.locked(directory, wait_s=5.0, create=True):
-            if restore.clear(node.config, target):
+            if state.load(directory) is not None or self.is_here():
                 raise ShimError(f"it has a container '{plan.container_id}' already; delete that one")
-            plug = beside.submit(self._plugged)
+            led = beside.submit(self._lead_in)
             streams = Streams(self.record.path / "output.log")
             try:
                 restore.at_create(node.config, node.store, image, target, spec, wish)
             finally:
                 streams.back()
-                with contextlib.suppress(NetworkError):  # said below
-                    self._plug = plug.result()
-            plug.result()
+            led.result()
         self.record.write(STANDING, "prepared")
         return {"restore": (time.monotonic() - begun) * 1000}
 
@@ -252,9 +254,9 @@ class Arriving:
         begun = time.monotonic()
         noted = (self.record.path / TRANSLATIONS).read_bytes()
         wiring.translate(msgspec.json.decode(noted, type=Translations))
-        self._plug = self._plug or self._plugged()
+        plug = self._plug or self._lead_in()
         self._end_absence(over=False)
-        self._plug.put_in()
+        plug.put_in()
         plugged = time.monotonic()
         directory = Path(plan.directory)
         start(
@@ -264,8 +266,13 @@ class Arriving:
         self.record.write(STANDING, "running")
         return {"plug": (plugged - begun) * 1000, "release": (released - plugged) * 1000}
 
-    def _plugged(self) -> wiring.Plug:
+    def _opened(self) -> wiring.Plug:
         return wiring.Plug(self.identity, self.netns_path, away=self.plan.away)
+
+    def _lead_in(self) -> wiring.Plug:
+        self._plug = self._plug or self._opened()
+        self._plug.lead_in()
+        return self._plug
 
     def _end_absence(self, *, over: bool) -> None:
         """It has come home: nothing is sent on any more. over: it will not be again."""
@@ -303,14 +310,19 @@ class Arriving:
         directory = Path(plan.directory)
         if directory.exists():
             with state.locked(directory, wait_s=5.0, create=True):
-                self.here.delete(plan.engine, plan.root, plan.container_id)
-                with contextlib.suppress(FileNotFoundError):
-                    restore.clear(node.config, self._target(directory))
-                state.remove(directory)
+                found = state.load(directory)
+                if found is not None and found.image == str(self.reference):  # another one may have the id
+                    self.here.delete(plan.engine, plan.root, plan.container_id)
+                    with contextlib.suppress(FileNotFoundError):
+                        restore.clear(node.config, self._target(directory))
+                    found = None
+                if found is None:
+                    state.remove(directory)
         self.leave()
 
     def leave(self) -> None:
         """The container is gone from this node: so are its network, its image, its root file system."""
+        self.close()
         wiring.remove(self.identity, self.netns_path)
         if not self.plan.away:
             away.give_back(self.here, self.identity, self.plan.owner)

@@ -16,7 +16,7 @@ from socket import AF_INET, AF_INET6
 from typing import Any
 
 from netmig import conntrack, messages, mute, rtnl
-from netmig.apply import PROTOCOL, apply, attach, plug_routed
+from netmig.apply import MAIN, PROTOCOL, Applied, apply, attach, plug_routed
 from netmig.capture import capture
 from netmig.check import check
 from netmig.claim import Announcer, probe
@@ -109,25 +109,34 @@ def translate(entries: conntrack.Translations) -> None:
 
 
 class Plug:
-    """A namespace that is about to be plugged in. Closing takes 10 ms and more: do it when it runs."""
+    """A namespace that is about to be plugged in. Opening and closing take 10 ms and more: do that while it
+    runs, on one of the nodes.
+    """
 
     def __init__(self, identity: Identity, path: Path, *, away: bool = False) -> None:
         """path: of the namespace. away: as in `make`. Raises NetworkError."""
         self._identity = identity
-        self._away = away
         self._netns = Netns.open(path)
         self._muted = mute.is_muted(self._netns)
+        self._applied: Applied | None = None
         if away:
-            # Now rather than at the decision: nobody runs, and whoever is routed in there hears nothing.
             with node() as host:
-                plug_routed(attach(self._netns, host), host, global_addresses(identity))
+                self._applied = attach(self._netns, host)
         self._announcer = Announcer(self._netns, global_addresses(identity))
+
+    def lead_in(self) -> None:
+        """Route to one that is away. Not at the decision only: nobody runs, and whoever is routed in there
+        hears nothing. Idempotent. Raises NetworkError.
+        """
+        if self._applied is not None:
+            with node() as host:
+                plug_routed(self._applied, host, global_addresses(self._identity))
 
     def put_in(self) -> None:
         """Let it hear and be heard, and tell everybody. Raises NetworkError."""
         if self._muted:
             mute.unmute(self._netns)
-        elif not self._away:
+        elif self._applied is None:
             with node() as host:
                 _put_in(self._identity, host)
         self._announcer.send()
@@ -157,10 +166,10 @@ def unroute(identity: Identity) -> None:
     ours = {one.ip for one in global_addresses(identity)}
     try:
         with node() as host, host.ipr() as ipr:
-            names = {one.header["index"]: str(one.attributes["IFLA_IFNAME"]) for one in rtnl.links(ipr)}
+            names = host.names()
             indexes = {name: index for index, name in names.items()}
             for family in (AF_INET, AF_INET6):
-                for one in rtnl.routes(ipr, family):
+                for one in rtnl.routes(ipr, family, MAIN):
                     route = messages.route_from(one, names)
                     if route is None or route.protocol != PROTOCOL:
                         continue

@@ -30,7 +30,9 @@ from netmig.undo import undo_steps
 PROTOCOL = 188
 """Of the routes that torpor makes on a node (RTPROT_*)."""
 
-_MAIN = 254
+MAIN = 254
+"""The table of those routes (RT_TABLE_MAIN)."""
+
 _LINK = 253
 
 
@@ -275,8 +277,8 @@ def _proxy(node: Any, host: Netns, interface: str, ip: str, journal: Journal) ->
 
 def _gateways(netns: Netns, interface: str) -> list[str]:
     """IPv6 gateways of the pod, for which the node answers."""
+    names = netns.names()
     with netns.ipr() as ipr:
-        names = {one.header["index"]: str(one.attributes["IFLA_IFNAME"]) for one in rtnl.links(ipr)}
         found = [messages.route_from(one, names) for one in rtnl.routes(ipr, AF_INET6)]
     ours = [one.attributes for one in found if one is not None and one.attributes.get("RTA_OIF") == interface]
     return sorted({str(attributes["RTA_GATEWAY"]) for attributes in ours if "RTA_GATEWAY" in attributes})
@@ -286,7 +288,7 @@ def _route(ip: str, attributes: dict[str, Any], scope: int = 0) -> Route:
     length = 128 if ":" in ip else 32
     return Route(
         destination=f"{ip}/{length}",
-        table=_MAIN,
+        table=MAIN,
         protocol=PROTOCOL,
         scope=scope,
         kind=1,
@@ -296,14 +298,10 @@ def _route(ip: str, attributes: dict[str, Any], scope: int = 0) -> Route:
 
 def _replace(node: Any, host: Netns, route: Route, indexes: dict[str, int], journal: Journal) -> None:
     """Set the node's only route to an address."""
-    names = {one.header["index"]: str(one.attributes["IFLA_IFNAME"]) for one in rtnl.links(node)}
+    names = host.names()
     family = AF_INET6 if ":" in route.destination else AF_INET
-    listed = [messages.route_from(one, names) for one in rtnl.routes(node, family)]
-    before = tuple(
-        one
-        for one in listed
-        if one is not None and one.destination == route.destination and one.table == _MAIN
-    )
+    listed = [messages.route_from(one, names) for one in rtnl.routes(node, family, MAIN)]
+    before = tuple(one for one in listed if one is not None and one.destination == route.destination)
     journal.record(Routed(host=place_of(host), route=route, before=before))
     rtnl.change(node, "route", messages.route_to(route, indexes), "replace")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import socket
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -112,6 +113,11 @@ class Netns:
             yield ipr
         finally:
             ipr.close()
+
+    def names(self) -> dict[int, str]:
+        """The names of its interfaces by their numbers, without all else that `rtnl.links` decodes."""
+        with self.inside():
+            return dict(socket.if_nameindex())
 
     def sysctl(self, name: str) -> str:
         """Read net/..., written with slashes since names of interfaces may have dots. Raises NetworkError."""

@@ -87,9 +87,10 @@ def addresses(ipr: Any) -> list[Message]:
     return [_read(one) for one in ipr.get_addr()]
 
 
-def routes(ipr: Any, family: int) -> list[Message]:
-    """The routes of a family in all tables."""
-    return _of_family(family, ipr.get_routes(family=family))
+def routes(ipr: Any, family: int, table: int = 0) -> list[Message]:
+    """The routes of a family in all tables, or those of one."""
+    where = {"table": table} if table else {}
+    return _of_family(family, ipr.route("dump", family=family, **where))
 
 
 def has_route(ipr: Any, destination: str) -> bool:

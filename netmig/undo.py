@@ -106,11 +106,11 @@ def _unplug(host: Netns, step: Plugged) -> None:
 
 
 def _unroute(host: Netns, step: Routed) -> None:
+    names = host.names()
+    indexes = {name: index for index, name in names.items()}
     with host.ipr() as node:
-        indexes = {str(one.attributes["IFLA_IFNAME"]): one.header["index"] for one in rtnl.links(node)}
-        names = {index: name for name, index in indexes.items()}
         family = messages.family_of(step.route.destination)
-        listed = [messages.route_from(one, names) for one in rtnl.routes(node, family)]
+        listed = [messages.route_from(one, names) for one in rtnl.routes(node, family, step.route.table)]
         for route in listed:
             if route is not None and _same(route, step) and route not in step.before:
                 rtnl.change(node, "route", messages.route_to(route, indexes), "delete")

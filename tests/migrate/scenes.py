@@ -5,6 +5,7 @@ tests/integration/test_migrate.py.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -153,6 +154,24 @@ def test_a_killed_agent(place: Pair, side: str, point: str, tmp_path: Path) -> N
     client.goes_on()
     whole(client.stop())
     place.forget()
+
+
+def test_somebody_takes_its_id_meanwhile(place: Pair, tmp_path: Path) -> None:
+    """The migration is called off, and the container that was not it is left alone."""
+    place.start("web")
+    fault = Fault(place, "target", "before cluster.records:Record.write=preparing", "cut", tmp_path)
+    fault.reached()
+    states = [agent.node.runc.root / place.container_id / "state.json" for agent in place.agents]
+    states[1].parent.mkdir()
+    states[1].write_bytes(states[0].read_bytes())
+    (tmp_path / "go").touch()
+    assert "already; delete that one" in fault.end()
+    assert states[1].exists()
+    shutil.rmtree(states[1].parent)
+    assert settled(place, fault) == "node1"
+    place.forget()
+    fault.target.kill()
+    fault.target.start()
 
 
 @pytest.mark.soak
