@@ -21,7 +21,7 @@ from cluster import away, cargo, wiring
 from cluster.channel import Refused
 from cluster.here import Here
 from cluster.messages import Reserve
-from cluster.records import STANDING, WISH, Arrival, Record
+from cluster.records import IMAGE, STANDING, WISH, Arrival, Record
 from compat import verdict
 from engines.api import Needs
 from netmig import identity as identities
@@ -311,7 +311,7 @@ class Arriving:
         if directory.exists():
             with state.locked(directory, wait_s=5.0, create=True):
                 found = state.load(directory)
-                if found is not None and found.image == str(self.reference):  # another one may have the id
+                if found is not None and found.digest == self.record.read(IMAGE):  # or another has the id
                     self.here.delete(plan.engine, plan.root, plan.container_id)
                     with contextlib.suppress(FileNotFoundError):
                         restore.clear(node.config, self._target(directory))
