@@ -26,7 +26,7 @@ class Plan:
     root: Path
     server: Path
     asleep_s: float = 5.0
-    rounds: int = 5
+    rounds: int = 9
     back_and_forth: int = 20
     connections: int = 100
     mebibytes: int = 64
