@@ -47,27 +47,36 @@ class Absence:
         self.identity = identities.decode(self.plan.identity)
 
     @classmethod
-    def begin(cls, here: Here, absent: Absent) -> None:
-        """It runs elsewhere now: send on what comes for it. Raises NetworkError, ShimError, OSError."""
+    def begin(cls, here: Here, absent: Absent) -> Absence:
+        """It runs elsewhere now: route to it; `send_on` does the rest, which takes longer.
+
+        Raises NetworkError, ShimError, OSError.
+        """
         record = Record(here.config.away, absent.migration)
         if not record.exists():
             make_private(record.path)
             record.make(absent)
-        cls(here, record).send_on()
+        absence = cls(here, record)
+        absence._route(neighbours=False)
+        return absence
 
     def send_on(self) -> None:
         """Route to it, and tell its neighbours. Raises NetworkError."""
+        self._route(neighbours=True)
+
+    def _route(self, *, neighbours: bool) -> None:
         path = self.record.path / _JOURNAL
         journal = Journal.load(path) if path.exists() else Journal(path)
         if journal is None:
             return  # somebody is at it
         with contextlib.closing(journal), wiring.node() as host:
             for bridge, version, addresses in _groups(self.identity):
+                near = bridge if neighbours else None
                 via = next((one for one in self.plan.via if (":" in one) == (version == 6)), None)
                 if via is not None:
-                    detour(host, addresses, via, bridge=bridge, journal=journal)
-                if bridge is not None:
-                    announce_on(host, bridge, [one.ip for one in addresses])
+                    detour(host, addresses, via, bridge=near, journal=journal)
+                if near is not None:
+                    announce_on(host, near, [one.ip for one in addresses])
 
     def come_home(self) -> None:
         """Send nothing on any more. Raises NetworkError."""

@@ -360,6 +360,8 @@ class _Leaving:
             self.record.write(VERDICT, "commit")
             plan = self.record.plan(Departure)
             wiring.unplug(identities.decode(plan.identity))
+            # Before it runs: what its peers answer to its first words must not end here.
+            settle.lead_away(self.here, self.record, plan)
             with contextlib.suppress(Lost):  # it is decided, and will be followed
                 self._channel().send(Commit(migration=self.record.migration))
         settle.switch(self.here, self.record, plan)  # the rest, beside what the target does

@@ -115,6 +115,21 @@ def resume(here: Here, plan: Departure) -> None:
     registry.create(plan.engine, settings).undo(plan.container_id)
 
 
+def lead_away(here: Here, record: Record, plan: Departure) -> away.Absence | None:
+    """It is decided: what comes for a container that leaves its home goes on to the other node.
+
+    None if this is not its home, or has no way of its own to send on. May be repeated. Raises NetworkError,
+    ShimError, OSError.
+    """
+    if plan.returning or not plan.routed:
+        return None
+    via = tuple(record.read(VIA).split())
+    absent = away.Absent(
+        migration=plan.migration, owner=plan.owner, identity=plan.identity, peer=plan.peer, via=via
+    )
+    return away.Absence.begin(here, absent)
+
+
 def switch(here: Here, record: Record, plan: Departure) -> None:
     """It is decided: the container has no network here any more. May be repeated.
 
@@ -127,12 +142,8 @@ def switch(here: Here, record: Record, plan: Departure) -> None:
     wiring.unplug(identity)
     if plan.returning:
         wiring.unroute(identity)
-    elif plan.routed:
-        via = tuple(record.read(VIA).split())
-        absent = away.Absent(
-            migration=plan.migration, owner=plan.owner, identity=plan.identity, peer=plan.peer, via=via
-        )
-        away.Absence.begin(here, absent)
+    elif absence := lead_away(here, record, plan):
+        absence.send_on()
 
 
 def _came(here: Here, plan: Departure) -> Record | None:
