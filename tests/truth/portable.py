@@ -31,7 +31,8 @@ def pack(dumped: Dumped, archive: Path, work: Path) -> None:
 def unpack(archive: Path, path: Path, source: Source) -> Dumped:
     """Read it into a directory."""
     with tarfile.open(archive) as tar:
-        tar.extractall(path, filter="fully_trusted")
+        tar.extraction_filter = lambda member, _: member  # 3.12 warns without; the keyword is of 3.11.4
+        tar.extractall(path)
     return Dumped(
         source=source,
         spec=json.loads((path / _SPEC).read_text()),
