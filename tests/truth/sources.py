@@ -355,7 +355,8 @@ FAMILY = Source(name="family", args=live("--children", "8"))
 
 def _mapped(spec: dict[str, Any], path: Path) -> None:
     """A user namespace; its root cannot reach a Python in a home directory, so it takes the system's."""
-    spec["mounts"] = [entry for entry in spec["mounts"] if entry["destination"] != sys.base_prefix]
+    unreachable = {sys.base_prefix} - {"/usr"}
+    spec["mounts"] = [entry for entry in spec["mounts"] if entry["destination"] not in unreachable]
     spec["process"]["args"][0] = "/usr/bin/python3"
     map_ids(spec, path)
 
