@@ -107,7 +107,10 @@ class Arriving:
             record.remove()
             raise
         try:
-            if not arriving.plan.away:
+            if absence is not None:
+                absence.keep()
+                here.lease(arriving.identity, absence.keeper)  # its own when it has come
+            elif not arriving.plan.away:
                 here.lease(arriving.identity, wanted.owner)
             warnings = () if arriving.plan.away else here.config.unprotected
             warnings += wiring.make(

@@ -1,7 +1,8 @@
 """A container that has left the node whose pod network its addresses belong to, where networks are routed.
 
-Its home keeps its leases, sends on what still comes for it, and answers for it to its neighbours. It goes
-from home to another node and back, not on from there: only its home knows the way.
+Its home keeps its leases, under a name of torpor's own as for one that sleeps, so that nobody takes them for
+stale: no runtime and no namespace here knows it. It sends on what still comes for it, and answers for it to
+its neighbours. It goes from home to another node and back, not on from there: only its home knows the way.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from netmig.apply import detour
 from netmig.claim import announce_on
 from netmig.identity import Address, Identity, global_addresses
 from netmig.journal import Journal
+from netmig.lease import RESERVED_PREFIX, Owner
 from netmig.undo import undo_left
 from shim.errors import ShimError
 from shim.state import make_private
@@ -45,6 +47,7 @@ class Absence:
         self.here, self.record = here, record
         self.plan = record.plan(Absent)
         self.identity = identities.decode(self.plan.identity)
+        self.keeper = f"{RESERVED_PREFIX}{record.migration}"  # whose its leases are meanwhile
 
     @classmethod
     def begin(cls, here: Here, absent: Absent) -> Absence:
@@ -61,8 +64,20 @@ class Absence:
         return absence
 
     def send_on(self) -> None:
-        """Route to it, and tell its neighbours. Raises NetworkError."""
+        """Route to it, tell its neighbours, and keep its leases. Raises NetworkError, UsageError."""
         self._route(neighbours=True)
+        self.keep()
+
+    def keep(self) -> None:
+        """Let its leases be those of a container that is away. Raises NetworkError, UsageError."""
+        self._hand_over(self.plan.owner, self.keeper)
+
+    def _hand_over(self, old: str, new: str) -> None:
+        reserver = self.here.config.reserver()
+        for one in global_addresses(self.identity):
+            has = Owner(container_id=old, ifname=one.ifname)
+            if reserver.owner(one.ip) == has:
+                reserver.hand_over(one.ip, has, Owner(container_id=new, ifname=one.ifname))
 
     def _route(self, *, neighbours: bool) -> None:
         path = self.record.path / _JOURNAL
@@ -85,8 +100,16 @@ class Absence:
             undo_left(path)
 
     def end(self) -> None:
-        """It is not away any more; its leases stay. Raises NetworkError."""
+        """It is not away any more; its leases are its own again. Raises NetworkError, UsageError."""
         self.come_home()
+        self._hand_over(self.keeper, self.plan.owner)
+        self.record.remove()
+
+    def gone(self) -> None:
+        """It has ended where it was: its addresses are free. Raises NetworkError, UsageError."""
+        self.come_home()
+        for owner in (self.keeper, self.plan.owner):
+            self.here.give_back(self.identity, owner)
         self.record.remove()
 
 

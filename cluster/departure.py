@@ -175,7 +175,7 @@ class _Leaving:
         if came is None or not came.away:
             self.here.config.check_leases()
             self.report.warnings += self.here.config.unprotected
-        away_for = came.owner if came is not None and came.away else ""
+        leased_to = came.owner if came is not None else ""  # not that which keeps them while it is away
         owners = [self.here.config.reserver().owner(one.ip) for one in identities.global_addresses(identity)]
         return Departure(
             migration=self.record.migration,
@@ -187,7 +187,7 @@ class _Leaving:
             engine=engine.name,
             netns=str(netns),
             identity=identities.encode(identity),
-            owner=away_for or next((one.container_id for one in owners if one), self.container_id),
+            owner=leased_to or next((one.container_id for one in owners if one), self.container_id),
             routed=bool(self.here.config.via),
             returning=came is not None and came.away,
             guest=str(Reference(namespace=who.namespace, name=check_name(self.name))) if self.name else "",

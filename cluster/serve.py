@@ -146,9 +146,7 @@ class _Session:
                     f"the container of migration {record.migration} is not away on '{self.peer}'; see "
                     "`torpor migrate --list` on both nodes"
                 )
-            absence.come_home()
-            self.here.give_back(absence.identity, absence.plan.owner)
-            absence.end()
+            absence.gone()
         return Answer(standing="unknown")
 
     def end(self) -> None:

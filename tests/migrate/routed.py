@@ -54,6 +54,8 @@ def left_at(place: Pair, where: str) -> list[str]:
         left.append(f"node2 leases {two.node.leases()}")
     if len(one.node.leases()) != (2 if where else 0):
         left.append(f"node1 leases {one.node.leases()}")
+    if {owner.startswith("torpor-") for owner in one.node.leases().values()} - {where == "node2"}:
+        left.append(f"node1 leases to {one.node.leases()}")  # as of one that is away, or not
     for agent in place.agents:
         here = agent.node.name == where
         if len(agent.veths()) != int(here):

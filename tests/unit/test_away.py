@@ -1,0 +1,115 @@
+"""Leases of a container that is away from its home, on routed networks."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner
+
+from cluster import config
+from cluster.away import Absence, Absent
+from cluster.here import Here
+from cluster.records import Record
+from netmig import census
+from netmig import identity as identities
+from netmig.identity import Identity, Link, LinkAddress
+from netmig.lease import HostLocal, Owner
+from shim.cli import net
+
+ETH0 = Link(index=2, name="eth0", kind="veth", mac="02:00:00:00:00:01", mtu=1500, queue_length=0, flags=0)
+IPS = ("10.88.0.10", "fd88::10")
+POD = Identity(
+    links=(ETH0,),
+    addresses=tuple(LinkAddress(interface="eth0", ip=ip, prefix=24, scope=0) for ip in IPS),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> HostLocal:
+    found = HostLocal("pods", tmp_path)
+    for ip in IPS:
+        found.reserve(ip, Owner(container_id="sandbox"))
+        aged = time.time() - 600
+        os.utime(found.path / ip, (aged, aged))
+    return found
+
+
+@pytest.fixture
+def absence(tmp_path: Path, store: HostLocal) -> Absence:
+    here = Here(
+        config=config.Config(node="a", state=tmp_path / "state", leases=str(store.path)),
+        node=cast("Any", None),
+    )
+    record = Record(here.config.away, "0" * 16)
+    record.path.mkdir(parents=True)
+    absent = Absent(
+        migration="0" * 16, owner="sandbox", identity=identities.encode(POD), peer="b", via=("10.0.0.2",)
+    )
+    record.make(absent)
+    return Absence(here, record)
+
+
+def free(store: HostLocal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on a home whose runtimes and namespaces know nothing of a container that is away."""
+    node = SimpleNamespace(config=SimpleNamespace(store_path=tmp_path / "images"), store=None)
+    monkeypatch.setattr(net, "this_node", lambda: node)
+    monkeypatch.setattr(net, "container_ids", set)
+    monkeypatch.setattr(net, "prune", lambda *args: {})
+    monkeypatch.setattr(net, "sleeping", lambda *args: None)
+    monkeypatch.setattr(net.log, "audit", lambda *args, **fields: None)
+    monkeypatch.setattr(census, "in_use", lambda addresses: {})
+    arguments = ["leases", "--free", "--data-dir", str(store.path.parent), store.path.name]
+    done = CliRunner().invoke(net.command, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+
+
+def owners(store: HostLocal) -> list[str]:
+    return [lease.owner.container_id for lease in store.leases()]
+
+
+def test_what_is_away_keeps_its_leases(
+    absence: Absence, store: HostLocal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    absence.keep()
+    absence.keep()
+    assert owners(store) == [absence.keeper] * 2
+    for ip in IPS:
+        os.utime(store.path / ip, (0, 0))
+    free(store, monkeypatch, tmp_path)
+    assert not store.release(IPS[0], Owner(container_id="sandbox"))  # what a DEL of the old id does
+    assert owners(store) == [absence.keeper] * 2
+
+
+def test_what_has_come_home_has_its_own_leases_again(
+    absence: Absence, store: HostLocal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    absence.keep()
+    absence.end()
+    assert owners(store) == ["sandbox"] * 2
+    assert not absence.record.exists()
+    for ip in IPS:
+        os.utime(store.path / ip, (0, 0))
+    free(store, monkeypatch, tmp_path)
+    assert owners(store) == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_has_ended_away_gives_them_back(absence: Absence, store: HostLocal, kept: bool) -> None:
+    if kept:
+        absence.keep()
+    absence.gone()
+    assert owners(store) == []
+    assert not absence.record.exists()
+
+
+def test_the_leases_of_another_stay_as_they_are(absence: Absence, store: HostLocal) -> None:
+    store.hand_over(IPS[0], Owner(container_id="sandbox"), Owner(container_id="other"))
+    absence.keep()
+    assert owners(store) == ["other", absence.keeper]
+    absence.gone()
+    assert owners(store) == ["other"]
