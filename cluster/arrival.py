@@ -242,13 +242,14 @@ class Arriving:
         Whatever goes wrong after the decision can be tried again.
         """
         if self.standing not in ("prepared", "committed", "running", "settled"):
-            raise Refused(f"migration {self.record.migration} is not prepared here")
+            raise Refused(f"migration {self.record.migration} is not prepared here", lost=True)
         if self.standing in ("running", "settled"):
             return {}
         if not self.is_here():
             if not self._has_run():
                 raise Refused(
-                    f"the container of migration {self.record.migration} is gone: was this node restarted?"
+                    f"the container of migration {self.record.migration} is gone: was this node restarted?",
+                    lost=True,
                 )
             self.record.write(STANDING, "running")
             return {}

@@ -42,7 +42,11 @@ class Lost(ShimError):
 
 
 class Refused(ShimError):
-    """The other side said no; the message is its own sentence."""
+    """The other side said no; the message is its own sentence. lost: as in `Refusal`."""
+
+    def __init__(self, message: str, *, lost: bool = False) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 class Stream(Protocol):
@@ -121,7 +125,7 @@ class Channel:
             if isinstance(said, kind):
                 return said
             if isinstance(said, Refusal):
-                raise Refused(printable(said.cause))
+                raise Refused(printable(said.cause), lost=said.lost)
             raise Lost(f"could not understand node '{self.peer}': it answered {type(said).__name__}")
 
     def ask(self, message: Message, kind: type[T]) -> T:

@@ -137,7 +137,7 @@ class Guest(Arriving):
         It is its caller's to start: should that fail, the image is there for the caller's next try.
         """
         if self.standing not in ("prepared", "committed", "running", "settled"):
-            raise Refused(f"migration {self.record.migration} is not prepared here")
+            raise Refused(f"migration {self.record.migration} is not prepared here", lost=True)
         if self.standing in ("running", "settled"):
             return {}
         self.record.write(STANDING, "committed")

@@ -126,9 +126,14 @@ class Answer(Message):
 
 
 class Refusal(Message):
-    """It cannot be done; the target is as it was before the question, or has undone everything."""
+    """It cannot be done; the target is as it was before the question, or has undone everything.
+
+    lost: it has not got the container, and never let it run: nobody will by this migration. Otherwise it may
+    well run there.
+    """
 
     cause: str
+    lost: bool = False
 
 
 class Busy(Message):

@@ -102,7 +102,7 @@ class _Session:
                 with self.channel.busy():
                     answer = self._do(said)
         except Refused as error:
-            self.channel.send(Refusal(cause=str(error)))
+            self.channel.send(Refusal(cause=str(error), lost=error.lost))
         except Failures as error:
             cause = told(error)
             self.here.audit("migrate", peer=self.peer, verdict=f"refused: {cause}")
@@ -296,7 +296,7 @@ class _Session:
 
     def _known(self, record: Record) -> Arriving:
         if not record.exists():
-            raise Refused(f"migration {record.migration} is not known here")
+            raise Refused(f"migration {record.migration} is not known here", lost=True)
         if self._arriving is not None and self._arriving.record.migration == record.migration:
             return self._arriving
         if record.plan(Arrival).peer != self.peer:

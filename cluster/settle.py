@@ -161,7 +161,12 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
         try:
             standing = tell(here, plan.peer, Commit(migration=plan.migration))
         except Refused as error:
-            raise ShimError(f"{error}; {_rescue(here, record, plan)}") from error
+            if error.lost:
+                raise ShimError(f"{error}; {_rescue(here, record, plan)}") from error
+            raise ShimError(
+                f"could not hear from node '{plan.peer}' that container '{plan.container_id}' runs there: "
+                f"{error}; put that right there, where the container is, and start it nowhere else"
+            ) from error
         if standing != "running":
             return False
         record.write(OVER, "yes")

@@ -1,0 +1,176 @@
+"""How migrations that were cut short are brought to their end, with the other node and the engine played."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cluster import config, settle
+from cluster.arrival import Arriving
+from cluster.channel import Channel, Lost, Refused
+from cluster.here import Here
+from cluster.messages import PROTOCOL, Answer, Commit, Hello, Message
+from cluster.records import STANDING, VERDICT, Arrival, Departure, Record
+from cluster.serve import serve
+from netmig import identity as identities
+from netmig.identity import Identity
+from shim.errors import ShimError
+
+NAME = "0" * 16
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    peers = {"b": config.Peer(address="10.0.0.2:7077", may_push=True)}
+    node = SimpleNamespace(config=SimpleNamespace(store_path=tmp_path / "store"))
+    return Here(config=config.Config(node="a", state=tmp_path / "state", peers=peers), node=cast("Any", node))
+
+
+def leaving(here: Here, tmp_path: Path, verdict: str) -> Record:
+    """A departure that was cut short."""
+    record = Record(here.config.departures, NAME)
+    with record.begun():
+        record.make(
+            Departure(
+                migration=NAME,
+                container_id="c",
+                root="/run/runc",
+                directory=str(tmp_path / "directory"),
+                bundle="/b",
+                peer="b",
+                engine="criu",
+                netns="/run/netns/c",
+                identity=identities.encode(Identity()),
+                owner="c",
+            )
+        )
+        record.write(VERDICT, verdict)
+    return record
+
+
+def coming(here: Here, tmp_path: Path, standing: str) -> Record:
+    """An arrival that was cut short."""
+    record = Record(here.config.arrivals, NAME)
+    with record.begun():
+        record.make(
+            Arrival(
+                migration=NAME,
+                container_id="c",
+                root=str(tmp_path / "root"),
+                directory=str(tmp_path / "directory"),
+                peer="b",
+                engine="criu",
+                netns="/run/netns/c",
+                identity=identities.encode(Identity()),
+                owner="c",
+            )
+        )
+        record.write(STANDING, standing)
+    return record
+
+
+class Other:
+    """The other node, and the engine here: what they were asked, and what the node answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer: object = None
+        self.asked: list[str] = []
+        self.resumed = 0
+        monkeypatch.setattr(settle, "tell", self._tell)
+        monkeypatch.setattr(settle, "resume", self._resume)
+        monkeypatch.setattr(settle, "switch", lambda *_: None)
+        monkeypatch.setattr(settle, "_rescue", lambda *_: "it is an image now")
+
+    def _tell(self, here: Here, peer: str, *messages: Message) -> object:
+        self.asked += [type(one).__name__ for one in messages]
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def _resume(self, *_: object) -> None:
+        self.resumed += 1
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> Other:
+    return Other(monkeypatch)
+
+
+# --- what the target says no to ------------------------------------------------------------------------
+
+
+def test_only_what_the_target_has_lost_becomes_an_image(here: Here, tmp_path: Path, other: Other) -> None:
+    record = leaving(here, tmp_path, "commit")
+    other.answer = Refused("could not use '/x': No space left on device; free some space")
+    with pytest.raises(ShimError, match=r"free some space; put that right there.*start it nowhere else$"):
+        settle.departure(here, record)
+    assert record.read(VERDICT) == "commit"
+    other.answer = Refused("migration 0 is not known here", lost=True)
+    with pytest.raises(ShimError, match="it is an image now"):
+        settle.departure(here, record)
+
+
+@pytest.fixture
+def asks(here: Here, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answer]]:
+    """Asks this node as node b."""
+    monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, "a")
+
+    def ask(message: Message) -> Answer:
+        return channel.ask(message, Answer)
+
+    with ThreadPoolExecutor(1) as beside:
+        serving = beside.submit(serve, here, Channel(theirs, "b"), trusted=False)
+        yield ask
+        channel.close()
+        assert isinstance(serving.exception(), Lost)
+
+
+def test_a_target_that_has_lost_it_says_so(
+    here: Here, tmp_path: Path, asks: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks(Hello(protocol=PROTOCOL, node="b"))
+    with pytest.raises(Refused, match="not known here") as caught:
+        asks(Commit(migration=NAME))
+    assert caught.value.lost
+    record = coming(here, tmp_path, "preparing")
+    with pytest.raises(Refused, match="is not prepared here") as caught:
+        asks(Commit(migration=NAME))
+    assert caught.value.lost
+    record.write(STANDING, "prepared")
+    monkeypatch.setattr(Arriving, "_has_run", lambda _: False)
+    with pytest.raises(Refused, match="is gone: was this node restarted") as caught:
+        asks(Commit(migration=NAME))
+    assert caught.value.lost
+
+
+def test_a_target_that_cannot_write_has_lost_nothing(
+    here: Here, tmp_path: Path, asks: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks(Hello(protocol=PROTOCOL, node="b"))
+    coming(here, tmp_path, "prepared")
+    (tmp_path / "root" / "c").mkdir(parents=True)
+
+    def full(record: Record, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(record.path / STANDING))
+
+    monkeypatch.setattr(Record, "write", full)
+    with pytest.raises(Refused, match="No space left on device; free some space") as caught:
+        asks(Commit(migration=NAME))
+    assert not caught.value.lost
+
+
+def test_who_may_not_ask_hears_of_no_loss(here: Here, asks: Callable[..., Answer]) -> None:
+    cast("dict[str, config.Peer]", here.config.peers)["b"] = config.Peer(address="10.0.0.2:7077")
+    with pytest.raises(Refused, match="may not send containers here") as caught:
+        asks(Hello(protocol=PROTOCOL, node="b"))
+    assert not caught.value.lost
