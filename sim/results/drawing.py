@@ -72,9 +72,24 @@ def short(value: object, unit: str = "") -> str:
     if unit == "$/s":
         return f"$ {3600 * value:.4g}/h"
     if unit.startswith("B") and math.isfinite(value):
-        power = min(4, max(0, int(math.log10(max(value, 1)) // 3)))
-        return f"{value / 1000**power:.4g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}{unit[1:]}"
+        size, name = _bytes(value, unit)
+        return f"{value / size:.4g} {name}"
     return f"{value:.6g}" + (f" {unit}" if unit else "")
+
+
+def _bytes(value: float, unit: str) -> tuple[float, str]:
+    power = min(4, max(0, int(math.log10(max(value, 1)) // 3)))
+    return 1000.0**power, ("B", "kB", "MB", "GB", "TB")[power] + unit[1:]
+
+
+def axis_scale(values: Sequence[float], unit: str) -> tuple[float, str]:
+    """What an axis of such values divides them by, and the name of its unit; "" for bare numbers."""
+    most = max(values)
+    if unit == "s":
+        return scale(most / 4)
+    if unit == "$/s":
+        return 1 / 3600, "$/h"
+    return _bytes(most, unit) if unit.startswith("B") else (1.0, unit)
 
 
 def label(cell: Cell, *without: str) -> str:

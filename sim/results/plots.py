@@ -18,6 +18,7 @@ from sim.results.calibrate import PERSIST, RESTORE, STALL, Calibration
 from sim.results.drawing import (
     BUCKET_COLOURS,
     COLOURS,
+    axis_scale,
     band,
     entitle,
     label,
@@ -141,30 +142,18 @@ def heat(several: Sequence[Results]) -> Any:
                         color="white" if dark else "black",
                     )  # fmt: skip
         each.grid(visible=False)
-        each.set_xticks(range(len(xs)), [f"{x:.3g}" for x in _scaled(xs, across)], rotation=45, fontsize=8)
-        each.set_yticks(range(len(ys)), [f"{y:.3g}" for y in _scaled(ys, up)], fontsize=8)
-        each.set_xlabel(_named(across, xs))
-        each.set_ylabel(_named(up, ys))
+        (wide, wide_name), (high, high_name) = (
+            axis_scale(values, cells[0].units.get(key, "")) for key, values in ((across, xs), (up, ys))
+        )
+        each.set_xticks(range(len(xs)), [f"{x / wide:.3g}" for x in xs], rotation=45, fontsize=8)
+        each.set_yticks(range(len(ys)), [f"{y / high:.3g}" for y in ys], fontsize=8)
+        each.set_xlabel(f"{across} ({wide_name})" if wide_name else across)
+        each.set_ylabel(f"{up} ({high_name})" if high_name else up)
         each.set_title(name, fontsize=9)
     figure.colorbar(drawn, ax=axes, label=judged.words)
     left_out = f", {len(shown)} of {len(panels)} panels" if len(shown) < len(panels) else ""
     figure.suptitle(results.title + left_out, fontsize=10)
     return figure
-
-
-def _is_time(key: str) -> bool:
-    return not any(
-        word in key for word in ("bytes", "share", "spares", "nodes", "gpus", "racks", "rate", "count")
-    )
-
-
-def _scaled(values: Sequence[float], key: str) -> list[float]:
-    size = scale(max(values) / 4)[0] if _is_time(key) else 1.0
-    return [value / size for value in values]
-
-
-def _named(key: str, values: Sequence[float]) -> str:
-    return f"{key} ({scale(max(values) / 4)[1]})" if _is_time(key) else key
 
 
 def mttf(several: Sequence[Results]) -> Any:

@@ -67,3 +67,25 @@ def test_bars_of_nodes_say_which_cell_they_are_of() -> None:
     assert "periodic, interval 300, restart 60: node0" in names
     (axes,) = plots.timeline([Results("one", "", "", 0, "training", "", many(1).cells[:1])]).axes
     assert "node0" in [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_axes_of_a_heat_map_are_in_the_units_of_what_is_swept() -> None:
+    swept = {
+        "failures[0].shape": ("", (0.5, 2.0), ("0.5", "2"), "failures[0].shape"),
+        "storage[0].write": ("B/s", (1e10, 2e11), ("10", "200"), "storage[0].write (GB/s)"),
+        "failures[0].mean": ("s", (86400.0, 1728000.0), ("1", "20"), "failures[0].mean (d)"),
+        "costs.node_price": ("$/s", (1 / 3600, 2 / 3600), ("1", "2"), "costs.node_price ($/h)"),
+    }
+    for across, up in (("failures[0].shape", "storage[0].write"), ("failures[0].mean", "costs.node_price")):
+        units = {key: swept[key][0] for key in (across, up) if swept[key][0]}
+        cells = [
+            Cell(f"{x} {y}", "daly", {"policy": "daly", across: x, up: y}, units, values={"ettr": [x, x]})
+            for x in swept[across][1]
+            for y in swept[up][1]
+        ]
+        axes = plots.heat([Results("heat", "", "", 0, "training", "", cells)]).axes[0]
+        for key, ticks, name in (
+            (across, axes.get_xticklabels(), axes.get_xlabel()),
+            (up, axes.get_yticklabels(), axes.get_ylabel()),
+        ):
+            assert (tuple(tick.get_text() for tick in ticks), name) == swept[key][2:]
