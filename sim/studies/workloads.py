@@ -107,9 +107,7 @@ def _queue(section: Section, cluster: Cluster) -> Queue:
         work = law(inner, "work")
         if not work.mean > 0:
             inner.fail("work", "is 0; it must be above 0")
-        classes.append(
-            JobClass(name, _nodes(inner, cluster), work, int(inner.number("priority", 0)), gaps, most)
-        )
+        classes.append(JobClass(name, _nodes(inner, cluster), work, inner.count("priority", 0), gaps, most))
         inner.done()
     if not classes:
         section.fail("classes", "is empty; give one class of jobs or more")
