@@ -88,16 +88,24 @@ def profile(as_json: bool, output_path: Path | None) -> None:
     found = profiles.full(system())
     data = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
     if output_path is not None:
-        temporary = output_path.with_name(f".{output_path.name}.{os.getpid()}")
         try:
-            temporary.write_bytes(data)
-            temporary.replace(output_path)
+            _put(output_path, data)
         except OSError as error:
             raise ShimError(f"could not write profile '{output_path}': {error.strerror}") from error
     elif as_json:
         click.echo(data.decode(), nl=False)
     else:
         _show(found)
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; into a device, a FIFO or what a link leads to. Raises OSError."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(data)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)
 
 
 @command.command("check", cls=Deciding)

@@ -224,7 +224,7 @@ def timeline(cells: Iterable[Cell]) -> Any:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put a file there whole or not at all.
+    """Put a file there whole or not at all; into a device, a FIFO or what a link leads to.
 
     Raises:
         SimError: it cannot be written.
@@ -232,6 +232,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     new = path.with_name(path.name + ".new")
     try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)
+            return
         new.write_bytes(data)
         new.replace(path)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,26 @@ def test_a_bundle_without_its_root(place: Place):
     assert f"its root file system '{bundle}/rootfs' is not there" in done.output
     (bundle / "config.json").write_text('{"linux": "x"}')
     assert place("check", "web", f"--bundle={bundle}").exit_code == 3
+
+
+def test_a_profile_is_written_into_what_is_there(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """A device, a FIFO or a link is not replaced by a file."""
+    monkeypatch.setattr("compat.profile.full", lambda *_: HERE)  # pyright: ignore[reportUnknownLambdaType]
+    link, target = place.path / "link", place.path / "target"
+    target.write_text("x")
+    link.symlink_to(target)
+    assert place("profile", "-o", str(link)).exit_code == 0
+    assert link.is_symlink() and profile.read(target.read_bytes(), what="it").arch == HERE.arch
+    null = place.path / "null"
+    null.symlink_to("/dev/null")
+    assert place("profile", "-o", str(null)).exit_code == 0
+    assert null.is_char_device()
+    fifo = place.path / "fifo"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    assert place("profile", "-o", str(fifo)).exit_code == 0
+    assert fifo.is_fifo() and os.read(end, 1 << 20)
+    os.close(end)
 
 
 def test_a_profile_that_cannot_be_written(place: Place):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sim.engine.ledger import Span
 from sim.results import plots
-from sim.results.tables import Cell, Params, Results
+from sim.results.tables import Cell, Params, Results, write_atomically
 
 
 def many(restarts: int) -> Results:
@@ -89,3 +90,16 @@ def test_axes_of_a_heat_map_are_in_the_units_of_what_is_swept() -> None:
             (up, axes.get_yticklabels(), axes.get_ylabel()),
         ):
             assert (tuple(tick.get_text() for tick in ticks), name) == swept[key][2:]
+
+
+def test_results_go_into_what_is_there(tmp_path: Path):
+    """A link or a device is not replaced by a file."""
+    link, target = tmp_path / "link", tmp_path / "target"
+    target.touch()
+    link.symlink_to(target)
+    write_atomically(link, b"page")
+    assert link.is_symlink() and target.read_bytes() == b"page"
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    write_atomically(null, b"page")
+    assert null.is_char_device()
