@@ -21,8 +21,9 @@ from cluster import away, cargo, wiring
 from cluster.channel import Refused
 from cluster.here import Here
 from cluster.messages import Reserve
-from cluster.records import IMAGE, STANDING, WISH, Arrival, Record
+from cluster.records import BOOT, IMAGE, STANDING, WISH, Arrival, Record
 from compat import verdict
+from compat.profile import this_boot
 from engines.api import Needs
 from netmig import identity as identities
 from netmig.conntrack import Translations
@@ -253,6 +254,7 @@ class Arriving:
                 )
             self.record.write(STANDING, "running")
             return {}
+        self.record.write(BOOT, this_boot())
         self.record.write(STANDING, "committed")
         plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
         begun = time.monotonic()
@@ -287,7 +289,17 @@ class Arriving:
 
     def is_here(self) -> bool:
         """Whether the runtime has the container, running or not."""
-        return Path(self.plan.root, self.plan.container_id).exists()
+        return is_here(self.plan)
+
+    def is_over(self) -> bool:
+        """Whether its owner has deleted it, and its files may go. Raises ShimError if its node ended it."""
+        if self.is_here():
+            if self.record.read(BOOT) != this_boot():
+                self.record.write(BOOT, this_boot())  # it was started anew
+            return False
+        if ended_with_its_node(self.record, self.plan):
+            raise ShimError(what_is_left(self.record, self.plan))
+        return True
 
     def _has_run(self) -> bool:
         """Whether it was let go once: then its image is used up."""
@@ -300,13 +312,15 @@ class Arriving:
             self._end_absence(over=True)
             wiring.tidy(self.netns_path)
             self._remove_image()
-            self.record.write(STANDING, "settled")
+            boot = self.record.read(BOOT) or this_boot()
+            self.record.write(BOOT, boot, durable=True)
+            self.record.write(STANDING, "settled", durable=True)
             (self.record.path / WISH).unlink(missing_ok=True)
 
     def bring_on(self) -> None:
         """What there is to be done now without anybody else. Raises EngineError, NetworkError, ShimError."""
-        if self.standing == "settled" and not self.is_here():
-            self.leave()  # its owner has deleted it
+        if self.standing == "settled" and self.is_over():
+            self.leave()
 
     def undo(self) -> None:
         """Nothing of it is left on this node. Idempotent. Raises EngineError, NetworkError, ShimError."""
@@ -357,6 +371,25 @@ class Arriving:
         store = self.here.node.store
         if store.has(self.reference):
             store.remove(self.reference)
+
+
+def is_here(plan: Arrival) -> bool:
+    """Whether the runtime has an arrived container, running or not."""
+    return Path(plan.root, plan.container_id).exists()
+
+
+def ended_with_its_node(record: Record, plan: Arrival) -> bool:
+    """Whether an arrived container is gone because this node was restarted: all there is are its files."""
+    return not plan.guest and record.read(BOOT) not in ("", this_boot()) and not is_here(plan)
+
+
+def what_is_left(record: Record, plan: Arrival) -> str:
+    """What there is to be said, and done, about one that has ended with its node."""
+    return (
+        f"container '{plan.container_id}' ended when this node was restarted; its files are kept in "
+        f"{record.path}, 'upper' over 'base': take what you need and remove {record.path / BOOT}, and the "
+        "agent clears up"
+    )
 
 
 def _read(data: bytes) -> bundle.Spec:

@@ -9,13 +9,15 @@ A departure (on the source) and an arrival (on the target) each have a directory
     standing   of an arrival: `reserved`, `preparing`, `prepared`, `committed`, `running`, `settled`
     image      of an arrival: the digest of its image, from before the store has that
     wish       what an operator decided with --resolve: `source` or `target`
+    boot       of an arrival: when its container was let go, by the kernel's name for the time since its start
     over       of a departure: the target has said that it runs
     left       of an arrival: its container has gone on to another node
     via        of a departure on routed networks: the target's addresses by which it is reached
     problem    what stood against the last try to bring it to its end
 
 Everything else in it is made by `departure` and `arrival`. A line is replaced by a rename. The verdict is on
-disk before the call returns; the others need only outlive the process: what they tell ends with the kernel.
+disk before the call returns, and so is that an arrival is settled, since its files outlive the kernel; the
+others need only outlive the process: what they tell ends with the kernel.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ IMAGE = "image"
 WISH = "wish"
 OVER = "over"
 LEFT = "left"
+BOOT = "boot"
 VIA = "via"
 PROBLEM = "problem"
 LOCK = "lock"
@@ -148,9 +151,9 @@ class Record:
                 "and only then remove the directory, in which a container that has arrived has its files"
             ) from None
 
-    def write(self, name: str, word: str) -> None:
-        """Write one of the lines. Raises OSError."""
-        _replace(self.path / name, f"{word}\n".encode(), durable=name == VERDICT)
+    def write(self, name: str, word: str, *, durable: bool = False) -> None:
+        """Write one of the lines. durable: it is on disk then, as a verdict always is. Raises OSError."""
+        _replace(self.path / name, f"{word}\n".encode(), durable=durable or name == VERDICT)
 
     def read(self, name: str) -> str:
         """One of the lines, "" if it was not written."""

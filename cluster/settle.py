@@ -231,7 +231,7 @@ def _bring_on(arriving: Arriving, record: Record) -> None:
         arriving.undo()
     elif standing == "settled" and record.read(LEFT):
         return  # its departure brings that to its end
-    elif standing == "settled" and arriving.plan.away and not arriving.is_here():
+    elif standing == "settled" and arriving.plan.away and arriving.is_over():
         # Its home has the leases, and still sends on to it.
         if tell(arriving.here, arriving.plan.peer, Gone(migration=record.migration)) is not None:
             arriving.leave()

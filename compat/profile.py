@@ -103,7 +103,7 @@ def load(cache_path: Path | None, system: System | None = None) -> Profile:
     system: with the tools that are to be asked for their versions, None for none.
     """
     where = system or System()
-    boot_id = _boot_id()
+    boot_id = this_boot()
     key = tools.identity(where.tools)
     if cache_path is not None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -137,7 +137,7 @@ def full(system: System) -> Profile:
     return _ask(
         (*_STABLE, *slow, *_NOW),
         system,
-        boot_id=_boot_id(),
+        boot_id=this_boot(),
         tools_key=tools.identity(system.tools),
         node=platform.node(),
     )
@@ -188,7 +188,8 @@ def _impossible(found: Profile) -> str:
     return f"its '{odd[0]}' has a character that cannot be printed" if odd else ""
 
 
-def _boot_id() -> str:
+def this_boot() -> str:
+    """The kernel's name for the time since this node was last started."""
     return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 

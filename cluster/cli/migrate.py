@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster import config
+from cluster.arrival import ended_with_its_node, what_is_left
 from cluster.departure import Report, migrate
 from cluster.here import Here
 from cluster.records import STANDING, VERDICT, Arrival, Departure, Record, all_of
@@ -138,7 +139,10 @@ def _list(here: Here, *, as_json: bool) -> None:
         if (plan := _plan(record, Arrival, rows)) is None:
             continue
         standing = record.read(STANDING)
-        state = "in doubt" if standing == "prepared" else "here" if standing == "settled" else standing
+        state = {"prepared": "in doubt", "settled": "here"}.get(standing, standing)
+        if standing in ("running", "settled") and ended_with_its_node(record, plan):
+            click.echo(f"warning: {what_is_left(record, plan)}", err=True)
+            state = "ended"
         rows.append(_row(record.migration, plan.container_id, f"from {plan.peer}", state))
     if as_json:
         click.echo(json.dumps(rows, indent=2))
