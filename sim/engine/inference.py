@@ -169,21 +169,30 @@ class _Run(Stage):
         compute_s = request.context / self.work.prefill_tps
         if not request.resumed:
             return compute_s
-        restore_per_token_s = self.work.cache_bytes_per_token / self.work.cache_read_bps
+        per_token_s = self.work.cache_bytes_per_token / self.work.cache_read_bps
         state = State(
             now_s=self.env.now,
-            cache_restore_s=restore_per_token_s,
+            cache_restore_s=per_token_s or None,
             cache_compute_s=1 / self.work.prefill_tps,
         )
         actions = ask(self.policy, state, Event("resume", tokens=request.context))
-        restored = any(isinstance(action, RestoreCache) for action in actions)
+        restored = next((action for action in actions if isinstance(action, RestoreCache)), None)
         if not all(isinstance(action, RestoreCache | Recompute) for action in actions):
             raise SimError(
                 f"could not play a service with policy '{self.policy.name}': of a cache it says {actions}, "
                 "not to restore or to compute it; use another policy"
             )
-        self.counts["caches_restored" if restored else "caches_recomputed"] += 1
-        seconds = request.context * restore_per_token_s if restored else compute_s
+        if restored is None:
+            self.counts["caches_recomputed"] += 1
+            seconds = compute_s
+        elif not per_token_s:
+            raise SimError(
+                f"could not play a service with policy '{self.policy.name}': it loads caches, and nothing "
+                "says how long that takes; set inference.cache_per_token and inference.cache_read"
+            )
+        else:
+            self.counts["caches_restored"] += 1
+            seconds = request.context * per_token_s + restored.overhead_s
         self.counts["cache_s"] += seconds
         return seconds
 

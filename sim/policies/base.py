@@ -276,7 +276,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class RestoreCache:
-    """Load the session's KV cache from where it was kept."""
+    """Load the session's KV cache from where it was kept; `overhead_s` on top of what its bytes take."""
+
+    overhead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,4 +115,8 @@ class CacheCheaper(WarmStart):
         if state.cache_restore_s is None:
             return [Recompute()]
         restore_s = self._overhead_s + event.tokens * state.cache_restore_s
-        return [RestoreCache() if restore_s < event.tokens * state.cache_compute_s else Recompute()]
+        return [
+            RestoreCache(self._overhead_s)
+            if restore_s < event.tokens * state.cache_compute_s
+            else Recompute()
+        ]

@@ -288,6 +288,8 @@ def _policy(book: Book, entry: _Entry, options: dict[str, Any], config: Config) 
             f"is '{name}', which is for {' or '.join(suits)} and decides nothing for {kind}; choose another "
             "one, 'torpor sim policies' lists them",
         )
+    if name in ("kv-restore", "kv-cheaper"):
+        _caches(book, name, config.workload)
     job, interval_s = config.workload, spec.options.get("interval")
     if isinstance(job, Training) and isinstance(interval_s, float) and interval_s >= job.work_s:
         book.fail(
@@ -295,6 +297,17 @@ def _policy(book: Book, entry: _Entry, options: dict[str, Any], config: Config) 
             f"is {interval_s:g} s, longer than the work of {job.work_s:g} s; shorten it",
         )
     return spec
+
+
+def _caches(book: Book, name: str, service: object) -> None:
+    """Loading a cache takes time, or it would win for nothing."""
+    assert isinstance(service, Inference)
+    for key, missing in (
+        ("cache_per_token", not service.cache_bytes_per_token),
+        ("cache_read", math.isinf(service.cache_read_bps)),
+    ):
+        if missing:
+            book.fail(f"inference.{key}", f"is missing or 0, which policy '{name}' needs; give it")
 
 
 def _canonical(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

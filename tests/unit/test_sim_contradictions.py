@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.test_sim_bad_studies import Tree, good, instead, sentence
+from tests.unit.test_sim_bad_studies import SERVICE, Tree, both, good, instead, put, sentence
 
 BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
     "part of a priority": (
@@ -17,6 +17,16 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         r"queue.classes\[0\].priority is 1.5; it must be a whole number",
     ),
 }
+
+for kind in ("kv-restore", "kv-cheaper"):
+    for missing, given in (
+        ("cache_per_token", {"cache_read": "9GB/s"}),
+        ("cache_read", {"cache_per_token": "9kB"}),
+    ):
+        BAD[f"{missing} of {kind}"] = (
+            both(instead(inference={**SERVICE, **given}), put("policies")([kind])),
+            rf"inference.{missing} is missing or 0, which policy '{kind}' needs; give it",
+        )
 
 
 @pytest.mark.parametrize("kind", BAD)

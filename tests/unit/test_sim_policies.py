@@ -137,7 +137,7 @@ def test_policies_load_without_numpy_and_simpy() -> None:
         ("kv-recompute", {}, Event("resume", tokens=100), [Recompute()]),
         ("kv-cheaper", {}, Event("resume", tokens=100), [RestoreCache()]),
         ("kv-cheaper", {"overhead": 1}, Event("resume", tokens=100), [Recompute()]),
-        ("kv-cheaper", {"overhead": 1}, Event("resume", tokens=100_000), [RestoreCache()]),
+        ("kv-cheaper", {"overhead": 1}, Event("resume", tokens=100_000), [RestoreCache(1.0)]),
         ("warm-start", {"idle": 60}, Event("idle"), []),
     ],
 )  # fmt: skip

@@ -1,0 +1,54 @@
+"""What a service is judged by: loading a cache is paid for, and who still waits at the end is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.engine import inference
+from sim.engine.ledger import Outcome
+from sim.engine.streams import Streams
+from sim.errors import SimError
+from sim.policies import registry
+from sim.policies.base import Action, Event, RestoreCache, State
+from sim.studies.config import Cluster, Config, Inference, PolicySpec, Requests
+
+
+def play(policy: str, times_s: tuple[float, ...], horizon_s: float = 1e6, warmup_s: float = 0.0,
+         options: dict[str, object] | None = None, **more: Any) -> Outcome:  # fmt: skip
+    """Requests of 100 tokens in and 10 out: 1 s to the first token computed, 1 s for the rest."""
+    count = len(times_s)
+    requests = Requests("made up", times_s, (100,) * count, (10,) * count)
+    work = Inference(requests, most=1, prefill_tps=100.0, decode_tps=10.0, **more)
+    config = Config(
+        Cluster(1), work, PolicySpec(policy), horizon_s=horizon_s, warmup_s=warmup_s
+    )  # fmt: skip
+    return inference.run(config, Streams(1, 0), registry.make(policy, options or {}), False)
+
+
+CACHE: dict[str, Any] = {"least": 1, "keep_share": 1.0, "cache_bytes_per_token": 10.0}
+
+
+def test_the_overhead_of_loading_a_cache_is_paid() -> None:
+    for overhead, ttft in ((0.0, 0.2), (0.3, 0.5), (0.9, 1.0)):
+        out = play("kv-cheaper", (0.0,), options={"overhead": overhead}, **CACHE, cache_read_bps=5000.0)
+        assert out.metrics["ttft_mean_s"] == pytest.approx(ttft)
+        assert out.metrics["cache_s"] == pytest.approx(ttft)
+
+
+class Loads:
+    """Loads each cache, whether or not there is a way."""
+
+    name = "loads"
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        return [RestoreCache()] if event.kind == "resume" else []
+
+
+def test_a_cache_that_nothing_says_the_size_of_is_not_loaded_for_nothing() -> None:
+    config = Config(
+        Cluster(1), Inference(Requests("a", (0.0,), (9,), (9,)), least=1, keep_share=1.0), PolicySpec("a")
+    )
+    with pytest.raises(SimError, match=r"'loads': it loads caches.*set inference.cache_per_token and"):
+        inference.run(config, Streams(1, 0), Loads(), False)
