@@ -176,7 +176,10 @@ def _round(
         rule = cell.config.replications
         values = have.values.get(metric, [])
         if have.replications and (not values or any(map(math.isnan, values))):
-            raise SimError(f"could not judge {cell.name}: a run has no {metric}; give it a longer horizon")
+            raise SimError(
+                f"could not judge {cell.name}: a run has no {metric}, as nothing ended in it; "
+                "give it a longer horizon"
+            )
         target = wanted(values, rule.rel_half_width, rule.least, rule.most)
         for start in range(have.replications, target, BLOCK):
             tasks.append(_Task(index, cell, start, min(start + BLOCK, target), sha256, timeline))

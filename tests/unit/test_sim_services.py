@@ -52,3 +52,21 @@ def test_a_cache_that_nothing_says_the_size_of_is_not_loaded_for_nothing() -> No
     )
     with pytest.raises(SimError, match=r"'loads': it loads caches.*set inference.cache_per_token and"):
         inference.run(config, Streams(1, 0), Loads(), False)
+
+
+def test_who_still_waits_at_the_end_is_counted_with_the_wait_so_far() -> None:
+    out = play("none", (0.0, 4.0), horizon_s=10.0)
+    assert out.metrics["requests_done"] == 0
+    assert [out.metrics[f"{name}_mean_s"] for name in ("ttft", "latency")] == [8.0, 8.0]
+    late = play("none", (0.0, 4.0), horizon_s=10.0, warmup_s=3.0)
+    assert late.metrics["ttft_mean_s"] == 6.0, "not those of the warm-up"
+    # The first is served, the second being served, the third waits behind it.
+    busy = play("none", (0.0, 1.0, 1.5), horizon_s=3.0, least=1)
+    assert busy.metrics["requests_done"] == 1
+    assert busy.metrics["ttft_mean_s"] == pytest.approx((1.0 + 1.5) / 2)
+    assert busy.metrics["latency_mean_s"] == pytest.approx((2.0 + 1.5) / 2)
+
+
+def test_where_nobody_asks_there_is_no_time_to_the_first_token() -> None:
+    metrics = play("none", (), horizon_s=9.0, least=1).metrics
+    assert "ttft_p99_s" not in metrics and "latency_p95_s" not in metrics
