@@ -227,6 +227,7 @@ class Arriving:
         with ThreadPoolExecutor(1) as beside, state.locked(directory, wait_s=5.0, create=True):
             if state.load(directory) is not None or self.is_here():
                 raise ShimError(f"it has a container '{plan.container_id}' already; delete that one")
+            state.note_standing(directory, self.record.path / STANDING)
             led = beside.submit(self._lead_in)
             streams = Streams(self.record.path / "output.log")
             try:

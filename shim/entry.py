@@ -92,7 +92,10 @@ def decide(call: Call, settings: dict[str, str]) -> bool:
     if call.problem:
         return False
     if verb in _HELD_VERBS:
-        return bool(call.args) and _exists(call, settings, "held")
+        if not call.args:
+            return False
+        # What is on its way to another node must not be resumed here.
+        return _exists(call, settings, "held") or (verb == "resume" and _exists(call, settings, "verdict"))
     if verb == "kill":  # callers know runc's answers
         return settings.get("HANDLER") == "RUNSC" and bool(call.args)
     if verb == "delete":

@@ -32,7 +32,14 @@ class Unsettled(ShimError):
 
 
 class Undecided(ShimError):
-    """A container that is kept until somebody has decided where it is to run; it may not be removed."""
+    """A container that is kept until somebody has decided where it is to run."""
+
+    def __init__(self, verb: str, container_id: str, way: str) -> None:
+        super().__init__(
+            f"could not {verb} container '{container_id}': it {way} another node, and nobody has decided yet "
+            "where it is to run; see torpor migrate --list, and decide with torpor migrate --resolve source "
+            "or target"
+        )
 
 
 class CalledOff(ShimError):

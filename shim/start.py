@@ -12,7 +12,7 @@ from engines import registry
 from engines.api import CheckpointEngine, EngineSettings, Judge, ReleaseRequest, RestoreRequest
 from shim import bundle, log, state
 from shim.config import Config
-from shim.errors import ShimError
+from shim.errors import ShimError, Undecided
 from shim.state import ContainerState
 
 
@@ -21,7 +21,7 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
 
     The image is consumed before the first task runs: should the node die in between, the mark must be cleared
     by hand, but the job never runs twice. Raises AdmissionRefused if another container was started from the
-    image meanwhile, EngineError; a restore that failed here leaves nothing of the container.
+    image meanwhile, Undecided, EngineError; a restore that failed here leaves nothing of the container.
     """
     with state.locked(directory, wait_s=5.0):
         found = state.load(directory)
@@ -29,6 +29,8 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
             return False
         engine = registry.create(found.engine, settings)
         try:
+            if state.is_coming(directory):
+                raise Undecided("start", container_id, "comes from")
             if found.promised:
                 _await(found)
             if "held-restore" in engine.capabilities:

@@ -28,6 +28,7 @@ STATE = "state.json"
 LOCK = "lock"
 ENGINE = "engine"
 VERDICT = "verdict"  # of a checkpoint whose caller keeps one: its path
+STANDING = "standing"  # of a container that comes from another node: path of the word for how far that is
 ATTENDANT = "attendant"  # see `shim.attendant`
 JOURNALS = "*-call.json"  # what engines write before they touch anything
 NETWORK = "net"  # of the node: what calls write down of networks before they touch them
@@ -122,10 +123,30 @@ def note_verdict(directory: Path, path: Path) -> None:
 
 def undecided(directory: Path) -> bool:
     """Whether a container is kept frozen because its checkpoint may yet wake up elsewhere, or not."""
+    return _word(directory / VERDICT) == "hold"
+
+
+def is_leaving(directory: Path) -> bool:
+    """Whether a container stands still here because it may wake up elsewhere, or does already."""
+    return _word(directory / VERDICT) in {"hold", "commit"}
+
+
+def note_standing(directory: Path, path: Path) -> None:
+    """Record where it is kept how far a container has come here, for whoever would start it."""
+    (directory / STANDING).write_text(str(path))
+
+
+def is_coming(directory: Path) -> bool:
+    """Whether a container from another node may not run here, as nobody has decided where it is to run."""
+    return _word(directory / STANDING) in {"reserved", "preparing", "prepared"}
+
+
+def _word(path: Path) -> str:
+    """What stands in the file that another one names, "" if there is none."""
     try:
-        return Path((directory / VERDICT).read_text()).read_text().strip() == "hold"
+        return Path(path.read_text()).read_text().strip()
     except OSError:
-        return False
+        return ""
 
 
 def remove(directory: Path) -> None:

@@ -26,11 +26,7 @@ def serve(context: Context) -> int | None:
     force = "force" in context.call.options
     directory = context.directory
     if state.undecided(directory):
-        raise Undecided(
-            f"could not delete container '{context.container_id}': it is leaving for another node, and "
-            "nobody has decided yet where it is to run; see torpor migrate --list, and decide with torpor "
-            "migrate --resolve source or target"
-        )
+        raise Undecided("delete", context.container_id, "is leaving for")
     if force and not _says_so_itself(directory):
         state.interrupt(directory)
     with contextlib.ExitStack() as lock:

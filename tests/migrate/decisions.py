@@ -61,6 +61,18 @@ class Doubt:
         assert "decide with torpor migrate --resolve" in done.stderr
         assert self.place.status(agent)
 
+    def lets_nobody_start_it(self) -> None:
+        """Not by the runtime's own verbs either, on both nodes."""
+        for number, verb in ((1, "start"), (1, "resume"), (0, "resume")):
+            agent = self.place.agents[number]
+            done = agent.node(
+                *(agent.node.torpor.runtime, "--root", agent.node.runc.root, verb, self.place.container_id),
+                env=agent.environment,
+                check=False,
+            )
+            assert done.returncode == 1
+            assert "decide with torpor migrate --resolve" in done.stderr
+
     def resolve(self, node: int, answer: str) -> str:
         return self.place.agents[node]("migrate", "--resolve", answer, self.row["migration"]).stdout
 
@@ -106,6 +118,7 @@ def test_it_waits_for_the_link(pairs: Pairs, tmp_path: Path) -> None:
 )
 def test_an_operator_decides(pairs: Pairs, tmp_path: Path, node: int, answer: str) -> None:
     doubt = Doubt(pairs.fresh(), tmp_path, later=True)
+    doubt.lets_nobody_start_it()
     doubt.nobody_runs()
     doubt.resolve(node, answer)
     if (node, answer) == (0, "source"):
