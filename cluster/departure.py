@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster import away, cargo, settle, wiring
+from cluster import away, cargo, limits, settle, wiring
 from cluster.channel import Channel, Lost, Refused
 from cluster.company import company
 from cluster.here import NEEDED, Here
@@ -143,6 +143,7 @@ class _Leaving:
             raise ShimError(f"{self.words}: it is {status}; only a running container migrates")
         spec_data = (self.source.bundle_path / bundle.CONFIG).read_bytes()
         spec = bundle.read_spec(self.source.bundle_path)
+        spec_data = limits.as_it_is(spec_data, self.found.root, self.container_id)
         who = pod.identify(spec.get("annotations") or {})
         self._check_caller(who)
         if spec.get("process", {}).get("terminal"):

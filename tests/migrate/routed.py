@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.criu.cgroups import of_process
 from tests.migrate.pair import Pair, Pairs, whole
 from tests.migrate.scenes import Fault
 from tests.netlab.nodes import Node
@@ -76,9 +77,12 @@ def test_away_and_back_and_away_for_good(place: Pair) -> None:
     pod = place.start("web")
     client = place.client(both_ways(pod.ips, 2))
     one, two = place.agents
+    one.node.runc("update", "--pids-limit", "77", place.container_id)
     for source, target in ((one, two), (two, one), (one, two)):
         print(place.migrate(source, target))
         assert place.runs_on() == target.node.name
+        groups = of_process(target.node.runc.pid(place.container_id))
+        assert Path(groups.get("pids", groups.get("", "")), "pids.max").read_text() == "77\n"
         client.goes_on()
         clean(place, target.node.name)
     not_on_from_there(place)
