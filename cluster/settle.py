@@ -92,8 +92,15 @@ def departure(here: Here, record: Record) -> bool:
 
 def _decide(here: Here, record: Record, plan: Departure) -> str:
     """The verdict that the target's answer or an operator leads to; "" if there is neither."""
-    standing = tell(here, plan.peer, Question(migration=plan.migration))
+    standing: Standing | None = None
+    trouble: ShimError | None = None
+    try:
+        standing = tell(here, plan.peer, Question(migration=plan.migration))
+    except ShimError as error:  # it does not let us ask, or we do not know it any more, or not believe it
+        trouble = error
     wish = record.read(WISH)
+    if trouble is not None and not wish:
+        raise trouble
     if standing is None:
         return {"source": "abort", "target": "commit"}.get(wish, "")
     if standing in ("reserved", "preparing"):
@@ -311,7 +318,12 @@ def resolve(here: Here, migration: str, wish: Wish) -> str:
         with leaving.locked() as ours:
             if not ours:
                 return f"the migration at work will follow: {wish}"
-            departure(here, leaving)
+            try:
+                departure(here, leaving)
+            except Failures as error:
+                if leaving.read(VERDICT) == "hold":
+                    raise
+                return f"decided for the {wish}; what is left of it is tried again: {told(error)}"
         return f"decided for the {wish}"
     coming = Record(here.config.arrivals, migration)
     if not coming.exists():

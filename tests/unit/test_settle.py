@@ -18,11 +18,11 @@ from cluster.arrival import Arriving
 from cluster.channel import Channel, Lost, Refused
 from cluster.here import Here
 from cluster.messages import PROTOCOL, Answer, Commit, Hello, Message
-from cluster.records import STANDING, VERDICT, Arrival, Departure, Record
+from cluster.records import STANDING, VERDICT, WISH, Arrival, Departure, Record
 from cluster.serve import serve
 from netmig import identity as identities
 from netmig.identity import Identity
-from shim.errors import ShimError
+from shim.errors import ShimError, UsageError
 
 NAME = "0" * 16
 
@@ -174,3 +174,42 @@ def test_who_may_not_ask_hears_of_no_loss(here: Here, asks: Callable[..., Answer
     with pytest.raises(Refused, match="may not send containers here") as caught:
         asks(Hello(protocol=PROTOCOL, node="b"))
     assert not caught.value.lost
+
+
+# --- what an operator decides --------------------------------------------------------------------------
+
+UNUSABLE = [
+    Refused("'a' may not send containers here"),
+    UsageError("could not trust node 'b'"),
+    UsageError("could not find node 'b'"),
+]
+
+
+@pytest.mark.parametrize("answer", UNUSABLE, ids=["refused", "untrusted", "unknown"])
+def test_an_operator_decides_whatever_keeps_the_other_node_from_answering(
+    here: Here, tmp_path: Path, other: Other, monkeypatch: pytest.MonkeyPatch, answer: Exception
+) -> None:
+    monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
+    record = leaving(here, tmp_path, "hold")
+    other.answer = answer
+    with pytest.raises(ShimError, match=str(answer)):
+        settle.departure(here, record)
+    assert record.read(VERDICT) == "hold"
+    assert not other.resumed
+    said = settle.resolve(here, NAME, "source")
+    assert said == f"decided for the source; what is left of it is tried again: {answer}"
+    assert record.read(VERDICT) == "abort"
+    assert other.resumed == 1
+    assert record.exists()  # the other node may hold one, which has to hear of it
+
+
+def test_an_operator_does_not_outvote_a_target_that_runs(
+    here: Here, tmp_path: Path, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
+    record = leaving(here, tmp_path, "hold")
+    record.write(WISH, "source")
+    other.answer = "running"
+    monkeypatch.setattr(settle, "_ended", lambda *_: True)
+    assert settle.departure(here, record)
+    assert record.read(VERDICT) == "commit"
