@@ -133,7 +133,7 @@ def find(given: Path | None) -> Path:
 
 
 def load(path: Path) -> Config:
-    """Read agent.toml; paths in it are relative to it. Raises UsageError that names the file and the key."""
+    """Read agent.toml; paths in it are absolute. Raises UsageError that names the file and the key."""
     try:
         status = path.stat()
         data = path.read_bytes()
@@ -152,6 +152,10 @@ def load(path: Path) -> Config:
         raise UsageError(f"could not read {path}: {error}; correct it") from None
     if not config.node.strip():
         raise UsageError(f"could not use {path}: `node` is empty; write the name in this node's certificate")
+    # The agent would look for what it has begun below the directory that it happens to be started in.
+    for key, value in (("root", config.root), ("leases", config.leases or "/")):
+        if not value.startswith("/"):
+            raise UsageError(f"could not use {path}: `{key}` = {value!r} is not an absolute path; correct it")
     for address in filter(None, (config.listen, *(peer.address for peer in config.peers.values()))):
         try:
             split(address)

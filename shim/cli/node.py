@@ -96,7 +96,7 @@ class Node:
             )
         found = [
             (where, container_id, handler)
-            for where in ([root] if root else _roots())
+            for where in ([str(Path(root).absolute())] if root else _roots())
             for container_id, handler in _containers(Path(where))
             if container_id.startswith(name)
         ]

@@ -160,6 +160,15 @@ def test_strangers_are_bounded_and_told(started: Started) -> None:
     until(lambda: "127.0.0.1: could not take a connection" in started.log, what="refused peers are told")
 
 
+@pytest.mark.parametrize("line", ['root = "runc"', 'root = ""', 'leases = "networks/pods"', 'state = "s"'])
+def test_paths_do_not_depend_on_where_it_is_started(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f'node = "a"\n{line}\n')
+    file.chmod(0o600)
+    with pytest.raises(UsageError, match=r"agent\.toml.*not an absolute path"):
+        config.load(file)
+
+
 # --- who it is -----------------------------------------------------------------------------------------
 
 
