@@ -173,6 +173,13 @@ def _spot(section: Section) -> SpotWork:
         tick_s, regions, starts = _traced(section, prices, deadline_s)
     else:
         tick_s, regions, starts = _made_up(section, prices, deadline_s)
+    needed_s = math.ceil((work_s + restart_s) / tick_s - 1e-9) * tick_s
+    if needed_s > deadline_s + 1e-3:
+        section.fail(
+            "deadline",
+            f"is {deadline_s:g} s, and work and a start take {needed_s:g} s in whole ticks of {tick_s:g} s; "
+            "allow more time, or make the tick shorter",
+        )
     return SpotWork(
         work_s,
         deadline_s,

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.test_sim_bad_studies import SERVICE, Tree, both, good, instead, put, sentence
+from tests.unit.test_sim_bad_studies import REGION, SERVICE, SPOT, Tree, both, good, instead, put, sentence
 
 BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
     "part of a priority": (
         instead(queue={"classes": [{"name": "a", "nodes": 1, "work": "1h", "most": 2, "priority": 1.5}]}),
         r"queue.classes\[0\].priority is 1.5; it must be a whole number",
+    ),
+    "a deadline that whole ticks miss": (
+        instead(spot={**SPOT, "deadline": "48.25h", "regions": [REGION]}),
+        r"spot.deadline is 173700 s, and work and a start take 174000 s in whole ticks of 600 s; allow",
     ),
 }
 
