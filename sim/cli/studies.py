@@ -147,6 +147,7 @@ def _document(results: Results) -> dict[str, Any]:
                     {
                         "cell": one.cell.name,
                         "tied": one.tied,
+                        "flaw": one.flaw,
                         "behind": one.behind and clean(asdict(one.behind)),
                     }
                     for one in group.ranked
@@ -174,7 +175,7 @@ def _show(results: Results) -> None:
     found = judge.groups(results)
     if len(found) > 1 and all(len(group.ranked) == 1 for group in found):
         # One policy in many places: one table says it.
-        screen.print(_ranking(results, [(group.place, group.best, "") for group in found]))
+        screen.print(_ranking(results, [(group.place, group.best, group.best.flaw) for group in found]))
         return
     for group in found:
         rows: list[tuple[str, judge.Ranked, str]] = []
@@ -206,14 +207,17 @@ def _ranking(results: Results, rows: Sequence[tuple[str, judge.Ranked, str]]) ->
         for name in (
             each for each in known if each == wanted or (wanted[-1] == "." and each.startswith(wanted))
         )
-        if any(name in one.cell.values and any(one.cell.values[name]) for _, one, _ in rows)
+        # A deadline that was never met is what there is to say.
+        if name == "deadline_met"
+        or any(name in one.cell.values and any(one.cell.values[name]) for _, one, _ in rows)
     ]
     table = Table(box=None, pad_edge=False)
     table.add_column("POLICY", no_wrap=True)
     for name in (objective(results.workload).metric, "± 95 %", *extra, "runs"):
         table.add_column(name.removesuffix("_s").upper(), justify="right", no_wrap=True)
     if any(beside for _, _, beside in rows):
-        table.add_column("BESIDE THE BEST", no_wrap=True)
+        compared = any(beside != one.flaw for _, one, beside in rows)
+        table.add_column("BESIDE THE BEST" if compared else "REMARK", no_wrap=True)
     for name, one, beside in rows:
         s = one.summary
         figures = [f"{s.mean:.5g}", f"{s.ci95:.2g}", *(figure(one, each) for each in extra), str(s.n)]

@@ -16,16 +16,23 @@ Value = str | float | int | bool
 
 @dataclass(frozen=True)
 class Ranked:
-    """A cell beside the best one of its group. `behind`: best less this one, None for the best itself."""
+    """A cell beside the best one of its group.
+
+    `behind`: best less this one, None for the best itself. `flaw`: why its figures are not to be compared, ""
+    where they are.
+    """
 
     cell: Cell
     name: str
     summary: Summary
     behind: Difference | None
+    flaw: str = ""
 
     @property
     def beside(self) -> str:
         """What there is to say of it beside the best."""
+        if self.flaw:
+            return self.flaw
         if self.behind is None:
             return "best"
         if self.behind.mean == 0 and self.behind.ci95 == 0:
@@ -37,12 +44,15 @@ class Ranked:
     @property
     def tied(self) -> bool:
         """Whether nobody can tell it from the best."""
-        return self.behind is not None and not self.behind.significant
+        return self.behind is not None and not self.flaw and not self.behind.significant
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that differ by policy and its options alone, the best first. `where`: what else was swept."""
+    """Cells that differ by policy and its options alone, the best first. `where`: what else was swept.
+
+    Those with a flaw come last, so the first has one only if all do.
+    """
 
     where: Mapping[str, Value]
     ranked: Sequence[Ranked]
@@ -63,20 +73,51 @@ class Group:
         """Who wins by how much, in one sentence."""
         judged, best = self.objective, self.best
         figure = f"{judged.metric} {best.summary.mean:.4g} ± {best.summary.ci95:.2g}"
+        if best.flaw:
+            alone = f"{best.name}: {figure}, but {best.flaw}"
+            return alone if len(self.ranked) == 1 else f"nobody wins, as each has such runs: {alone}"
         if len(self.ranked) == 1:
             return f"{best.name}: {figure}"
-        ties = [one.name for one in self.ranked[1:] if one.tied]
-        if ties:
-            others = ", ".join(ties[:3]) + (f" and {len(ties) - 3} more" if len(ties) > 3 else "")
-            return f"no significant difference between {best.name} ({figure}) and {others}"
-        second = self.ranked[1]
-        if second.behind is None:
-            return f"{best.name}: {figure}"
-        ahead = second.behind
+        return self._beside_others(f"{best.name} is best: {figure}", figure) + self._out()
+
+    def _beside_others(self, wins: str, figure: str) -> str:
+        """The verdict on those without a flaw."""
+        best, others = self.best, [one for one in self.ranked[1:] if not one.flaw]
+        if ties := [one.name for one in others if one.tied]:
+            return f"no significant difference between {best.name} ({figure}) and {_few(ties)}"
+        ahead = others[0].behind if others else None
+        if ahead is None:
+            return wins
         return (
-            f"{best.name} is best: {figure}; better than {second.name} by {abs(ahead.mean):.3g} "
-            f"± {ahead.ci95:.2g} on the same failures"
+            f"{wins}; better than {others[0].name} by {abs(ahead.mean):.3g} ± {ahead.ci95:.2g} on the same "
+            "failures"
         )
+
+    def _out(self) -> str:
+        """Who is out of the comparison, and why."""
+        out = [f"{one.name} ({one.flaw})" for one in self.ranked if one.flaw]
+        return f"; not compared: {_few(out)}" if out else ""
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def flaw(cell: Cell) -> str:
+    """Why a cell must not pass for the best, whatever it is judged by; "" where nothing is wrong.
+
+    A run that ends as livelock is cut short, a job that misses its deadline is cheap because it is not done,
+    and a service that serves nobody costs nothing.
+    """
+    served = zip(cell.values.get("requests", []), cell.values.get("requests_done", []), strict=True)
+    for count, what in (
+        (cell.statuses.count("livelock"), "livelock"),
+        (sum(met < 1 for met in cell.values.get("deadline_met", [])), "deadline missed"),
+        (sum(came > 0 and not done for came, done in served), "nobody served"),
+    ):
+        if count:
+            return f"{what} in {count} of {cell.replications} runs"
+    return ""
 
 
 def is_policy(key: str) -> bool:
@@ -99,7 +140,11 @@ def _group(where: Mapping[str, Value], cells: Sequence[Cell], judged: Objective)
     # Cells stop when their own interval is narrow. They are ranked by the replications that all have, or one
     # that met kinder failures later on would pass for better than one that beat it on the same failures.
     common = min(len(cell.values[judged.metric]) for cell in cells)
-    ordered = sorted(cells, key=lambda cell: sign * math.fsum(cell.values[judged.metric][:common]))
+    flaws = {id(cell): flaw(cell) for cell in cells}
+    ordered = sorted(
+        cells,
+        key=lambda cell: (bool(flaws[id(cell)]), sign * math.fsum(cell.values[judged.metric][:common])),
+    )
     best = ordered[0].values[judged.metric]
     # The values say which cell is held against the others, so it is as if all pairs were compared: of equal
     # cells the best differs from the worst as much as any two do.
@@ -108,7 +153,8 @@ def _group(where: Mapping[str, Value], cells: Sequence[Cell], judged: Objective)
     for cell in ordered:
         values = cell.values[judged.metric]
         behind = paired(best[:common], values[:common], pairs) if ranked and common > 1 else None
-        ranked.append(Ranked(cell, label(cell, *where), cell.summary(judged.metric), behind))
+        summary = cell.summary(judged.metric)
+        ranked.append(Ranked(cell, label(cell, *where), summary, behind, flaws[id(cell)]))
     return Group(where, ranked, judged)
 
 

@@ -51,9 +51,14 @@ def recommend(study: Study, results: Results, folders: Sequence[Path]) -> dict[s
         results: what came out.
         folders: where the files are that the study names.
 
+    Raises:
+        SimError: no policy is to be recommended.
+
     """
     (group,) = judge.groups(results)
     best = group.best
+    if best.flaw:
+        raise SimError(f"could not recommend a policy: {group.verdict()}; give others, or more time")
     cell = next(cell for cell in study.cells if cell.name == best.cell.name)
     opened = opening(cell)
     return {
