@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from compat import profile
 from compat.profile import DumpHost, Profile
-from compat.rules import cpu, edits, files, gpu, kernel, limits, names, place, spec, tools
+from compat.rules import cpu, edits, files, gpu, kernel, limits, names, place, spec, tools, words
 from compat.rules.case import REGISTRY, Case, Origin, Rule
 from engines.api import Finding, Needs, Severity
 
 Answer = Literal["yes", "no", "unknown"]
-ROOMS = (cpu, kernel, tools, gpu, spec, edits, files, place, limits, names)
+ROOMS = (cpu, kernel, tools, gpu, spec, edits, files, place, limits, names, words)
 """The modules that register rules."""
 _ORDER: Mapping[Severity, int] = {"refuse": 0, "unknown": 1, "warn": 2, "ok": 3}
 

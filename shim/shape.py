@@ -54,6 +54,11 @@ class _Scheduler(_Part, frozen=True):
     priority: _I64 | None = None
 
 
+class _IoPriority(_Part, frozen=True):
+    kind: str | None = msgspec.field(name="class", default=None)
+    priority: _I64 | None = None
+
+
 class _Process(_Part, frozen=True):
     terminal: bool | None = None
     user: _User | None = None
@@ -67,6 +72,8 @@ class _Process(_Part, frozen=True):
     selinux_label: str | None = None
     oom_score_adj: _I64 | None = None
     scheduler: _Scheduler | None = None
+    io_priority: _IoPriority | None = None
+    exec_cpu_affinity: dict[str, str] | None = msgspec.field(name="execCPUAffinity", default=None)
 
 
 class _Root(_Part, frozen=True):
@@ -110,12 +117,16 @@ class _Memory(_Part, frozen=True):
     limit: _I64 | None = None
     reservation: _I64 | None = None
     swap: _I64 | None = None
+    swappiness: _Size | None = None
 
 
 class _Cpu(_Part, frozen=True):
     shares: _Size | None = None
     quota: _I64 | None = None
     period: _Size | None = None
+    burst: _Size | None = None
+    realtime_runtime: _I64 | None = None
+    realtime_period: _Size | None = None
     cpus: str | None = None
     mems: str | None = None
 
@@ -135,6 +146,7 @@ class _Throttle(_Part, frozen=True):
 
 
 class _BlockIO(_Part, frozen=True):
+    leaf_weight: _Size | None = None
     throttle_read_bps_device: list[_Throttle] | None = None
     throttle_write_bps_device: list[_Throttle] | None = None
     throttle_read_iops_device: list[_Throttle] | None = msgspec.field(
@@ -145,6 +157,10 @@ class _BlockIO(_Part, frozen=True):
     )
 
 
+class _Network(_Part, frozen=True):
+    class_id: _U32 | None = msgspec.field(name="classID", default=None)
+
+
 class _Resources(_Part, frozen=True):
     devices: list[_DeviceRule] | None = None
     memory: _Memory | None = None
@@ -153,6 +169,8 @@ class _Resources(_Part, frozen=True):
     block_io: _BlockIO | None = msgspec.field(name="blockIO", default=None)
     hugepage_limits: list[_HugepageLimit] | None = None
     unified: dict[str, str] | None = None
+    network: _Network | None = None
+    rdma: dict[str, Any] | None = None
 
 
 class _Syscall(_Part, frozen=True):
@@ -170,6 +188,15 @@ class _Seccomp(_Part, frozen=True):
     syscalls: list[_Syscall] | None = None
 
 
+class _Personality(_Part, frozen=True):
+    domain: str | None = None
+
+
+class _IntelRdt(_Part, frozen=True):
+    l3_cache_schema: str | None = None
+    mem_bw_schema: str | None = None
+
+
 class _Linux(_Part, frozen=True):
     namespaces: list[_Namespace] | None = None
     uid_mappings: list[_Mapping] | None = None
@@ -183,6 +210,9 @@ class _Linux(_Part, frozen=True):
     masked_paths: list[str] | None = None
     readonly_paths: list[str] | None = None
     mount_label: str | None = None
+    personality: _Personality | None = None
+    intel_rdt: _IntelRdt | None = None
+    time_offsets: dict[str, Any] | None = None
 
 
 class _Hook(_Part, frozen=True):

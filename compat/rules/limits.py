@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,10 @@ _CPUS, _NODES = (Path(f"/sys/devices/system/{kind}/online") for kind in ("cpu", 
 _HUGE = Path("/sys/kernel/mm/hugepages")
 _GROUPS, _UNIFIED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup/cgroup.controllers")
 _DEVICES = Path("/sys/dev/block")
+_V1 = Path("/sys/fs/cgroup")
 _MAX_CPU = 1 << 16
+_MAX_SWAPPINESS = 100
+_UNSET = (1 << 63) - 1  # as runtimes write "as it is"
 _MAX_BYTES = 1 << 62  # "no limit", as runtimes write it
 # CRIU's own processes in the new control group, measured: itself and those that mount; one more serves a user
 # namespace. Before there are other tasks than the first it unpacks file systems in memory (tar, gzip).
@@ -108,8 +112,10 @@ def _numbers(text: str) -> set[int]:
 @rule("spec.limits", about="here", source="measured: the runtime cannot write them, and fails")
 def limits(case: Case) -> Iterator[Finding]:
     """Limits that the kernel or the runtime does not take: a quota below 1 ms, a period out of 1 ms to 1 s,
-    less swap than memory, huge pages of a size that is not there, a block device that is not there, unified
-    limits on cgroup v1, a resource limit that nobody knows. Correct them.
+    a burst over the quota, less swap than memory, huge pages of a size that is not there, a block device
+    that is not there, unified limits on cgroup v1, a resource limit that nobody knows; on cgroup v1 also
+    shares below 2, real time that the control group above has not got, swappiness over 100, leaf weights,
+    and limits of controllers that the node has not (net_cls, rdma). Correct them.
     """
     if case.has_kernel:
         return
@@ -127,13 +133,17 @@ def _refused(case: Case) -> Iterator[str]:
         yield f"a processor quota of {quota} µs"
     if period and not _PERIOD_US[0] <= period <= _PERIOD_US[1]:
         yield f"a processor period of {period} µs"
+    if 0 < quota < (cpu.get("burst") or 0):
+        yield f"a burst of {cpu['burst']} µs over a processor quota of {quota} µs"
+    if case.node.cgroup_mode != "v2":
+        yield from _refused_by_v1(case, resources)
     limit, swap = memory.get("limit") or 0, memory.get("swap") or 0
     if 0 < swap < limit:
         yield f"less memory with swap ({mib(swap)}) than without ({mib(limit)})"
     if resources.get("unified") and case.node.cgroup_mode != "v2":
         yield f"unified limits on cgroup {case.node.cgroup_mode}"
     huge = resources.get("hugepageLimits") or ()
-    if huge and not _limits_huge_pages():
+    if huge and not _has_controller("hugetlb"):
         yield "limits of huge pages, for which no control group is mounted here"
         huge = ()
     for entry in huge:
@@ -150,14 +160,42 @@ def _refused(case: Case) -> Iterator[str]:
             yield f"a limit of '{entry['type']}'"
 
 
-def _limits_huge_pages() -> bool:
-    """Whether there is a control group for huge pages; true where nobody tells."""
+def _refused_by_v1(case: Case, resources: Mapping[str, Any]) -> Iterator[str]:
+    cpu, memory = part(resources, "cpu"), part(resources, "memory")
+    if cpu.get("shares") == 1:
+        yield "1 processor share"
+    runtime, period = cpu.get("realtimeRuntime") or 0, cpu.get("realtimePeriod") or 1000000
+    if runtime > 0 and not _has_real_time(case, runtime / period):
+        yield f"{runtime} µs of real time, which the control group above has not got"
+    if _MAX_SWAPPINESS < (memory.get("swappiness") or 0) < _UNSET:
+        yield f"a swappiness of {memory['swappiness']}"
+    if part(resources, "blockIO").get("leafWeight") and not (_V1 / "blkio/blkio.leaf_weight").exists():
+        yield "a leaf weight (blockIO.leafWeight), which this kernel does not know"
+    if part(resources, "network").get("classID") and not _has_controller("net_cls"):
+        yield "a class of network packets, for which no control group (net_cls) is mounted here"
+    if resources.get("rdma") and not _has_controller("rdma"):
+        yield "limits of RDMA, for which no control group is mounted here"
+
+
+def _has_real_time(case: Case, share: float) -> bool:
+    """Whether the control group above the new one has that share of real time: a new one has none."""
+    path = str(part(case.new, "linux").get("cgroupsPath") or "")
+    above = _V1 / "cpu" / os.path.dirname(path).lstrip("/")  # noqa: PTH120
+    try:
+        runtime, period = (int((above / f"cpu.rt_{word}_us").read_text()) for word in ("runtime", "period"))
+    except (OSError, ValueError):
+        return False
+    return runtime < 0 or share <= runtime / period
+
+
+def _has_controller(name: str) -> bool:
+    """Whether there is a control group of a kind; true where nobody tells."""
     try:
         mine = _GROUPS.read_text()
         unified = _UNIFIED.read_text() if _UNIFIED.exists() else ""
     except OSError:
         return True
-    return "hugetlb" in f"{mine}{unified}"
+    return name in f"{mine}{unified}"
 
 
 def _is_huge_size(text: str) -> bool:

@@ -63,6 +63,7 @@ MET: Mapping[str, str] = {
     "spec.limits": "a processor quota of 1 µs",
     "spec.namespaces": "the pod's namespace is gone",
     "spec.network": "the host's network in place of the pod's",
+    "spec.words": "no arguments",
     "spec.terminal": "a terminal that the image lacks",
     "spec.edit.applied": "another host name",
     "spec.edit.capabilities": "a capability less",
