@@ -138,6 +138,8 @@ class _Leaving:
 
     def _plan(self) -> tuple[Departure, bytes]:
         """Look at the container. Raises ShimError for one that cannot be migrated."""
+        if self.peer == self.here.config.node:
+            raise ShimError(f"{self.words}: that is this node; name another one with --to")
         status = self.found.state.status
         if status != "running":
             raise ShimError(f"{self.words}: it is {status}; only a running container migrates")

@@ -82,6 +82,8 @@ class _Session:
             self.peer = said.node if trusted else self.peer
             if said.node != self.peer:
                 cause = f"'{said.node}' has a certificate for '{self.peer}'; correct its agent.toml"
+            elif self.peer == self.here.config.node:
+                cause = f"'{self.peer}' is this node itself; name another one, or give each a name of its own"
             elif self.peer not in self.here.config.peers or not self.here.config.peers[self.peer].may_push:
                 cause = f"'{self.peer}' may not send containers here; list it in agent.toml with may_push"
         if cause:

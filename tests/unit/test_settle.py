@@ -16,6 +16,7 @@ import pytest
 from cluster import config, settle
 from cluster.arrival import Arriving
 from cluster.channel import Channel, Lost, Refused
+from cluster.departure import migrate
 from cluster.here import Here
 from cluster.messages import PROTOCOL, Answer, Commit, Hello, Message
 from cluster.records import STANDING, VERDICT, WISH, Arrival, Departure, Record
@@ -120,7 +121,7 @@ def test_only_what_the_target_has_lost_becomes_an_image(here: Here, tmp_path: Pa
 
 @pytest.fixture
 def asks(here: Here, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answer]]:
-    """Asks this node as node b."""
+    """Asks this node, as whoever it says that it is."""
     monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
     ours, theirs = socket.socketpair()
     channel = Channel(ours, "a")
@@ -129,7 +130,7 @@ def asks(here: Here, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., 
         return channel.ask(message, Answer)
 
     with ThreadPoolExecutor(1) as beside:
-        serving = beside.submit(serve, here, Channel(theirs, "b"), trusted=False)
+        serving = beside.submit(serve, here, Channel(theirs, ""), trusted=True)
         yield ask
         channel.close()
         assert isinstance(serving.exception(), Lost)
@@ -213,3 +214,26 @@ def test_an_operator_does_not_outvote_a_target_that_runs(
     monkeypatch.setattr(settle, "_ended", lambda *_: True)
     assert settle.departure(here, record)
     assert record.read(VERDICT) == "commit"
+
+
+# --- to itself -----------------------------------------------------------------------------------------
+
+
+def test_a_container_does_not_migrate_to_the_node_it_is_on(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(
+        node=SimpleNamespace(directory=lambda *_: tmp_path),
+        root="/run/runc",
+        state=SimpleNamespace(container_id="c", bundle_path=tmp_path, status="running"),
+    )
+    monkeypatch.setattr(Here, "settings", lambda *_: None)
+    with pytest.raises(ShimError, match="to 'a': that is this node; name another one with --to"):
+        migrate(here, cast("Any", found), "a", trial=False, tell=print)
+    assert not here.config.state.exists()
+
+
+def test_nor_by_another_name_of_it(here: Here, asks: Callable[..., Answer]) -> None:
+    cast("dict[str, config.Peer]", here.config.peers)["a"] = config.Peer(may_push=True)
+    with pytest.raises(Refused, match="'a' is this node itself"):
+        asks(Hello(protocol=PROTOCOL, node="a"))
