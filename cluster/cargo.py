@@ -14,22 +14,40 @@ from typing import Literal
 
 from cluster.channel import Channel, OnChunk
 from cluster.messages import Send
+from engines.api import printable
 from shim import bundle
 from shim.errors import ShimError
 from shim.images import layout
 from shim.images.layout import is_page_file
 from shim.images.manifest import FileDigest, Manifest
-from shim.images.rootfs import RootfsView, find_rootfs, write_diff
+from shim.images.rootfs import RootfsView, device_nodes, find_rootfs, write_diff
 from shim.images.seal import list_files, locate, write_file
 
 _PART_BYTES = 1 << 20
 _LOOK_S = 0.005
+_N_NAMED = 3
 
 
 def root_of(bundle_path: Path) -> RootfsView:
     """The root file system of a bundle. Raises ImageError, ShimError."""
     spec = bundle.read_spec(bundle_path)
     return find_rootfs(bundle_path, str(bundle.rootfs_path(Path(), spec)))
+
+
+def left_behind(bundle_path: Path, spec: bundle.Spec, *, changed: bool) -> tuple[str, ...]:
+    """A sentence if the root file system has device nodes: what they lead to is another node's own.
+
+    changed: the lower layers are there already. Raises ImageError, ShimError, OSError.
+    """
+    points = [str(mount.get("destination")) for mount in spec.get("mounts") or ()]
+    nodes = device_nodes(root_of(bundle_path), mount_points=points, changed=changed)
+    if not nodes:
+        return ()
+    more = f" and {len(nodes) - _N_NAMED} more" if len(nodes) > _N_NAMED else ""
+    count = "1 device node does" if len(nodes) == 1 else f"{len(nodes)} device nodes do"
+    named = ", ".join(map(printable, nodes[:_N_NAMED])) + more
+    words = f"{count} not come along with its root file system: {named}; make there what is needed (mknod)"
+    return (words,)
 
 
 def send_base(channel: Channel, view: RootfsView, scratch: Path) -> None:

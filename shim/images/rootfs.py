@@ -248,6 +248,42 @@ class _Walk:
             os.close(fd)
 
 
+def device_nodes(view: RootfsView, *, mount_points: Collection[str] = (), changed: bool = False) -> list[str]:
+    """Names of the device nodes in a root file system, which `write_diff` leaves out, sorted.
+
+    mount_points: destinations of the specification's mounts, below which nobody sees any. changed: only those
+    that the container has made. Raises OSError.
+    """
+    top = view.upper_path if changed and view.kind == "overlay" else view.path
+    if top is None:
+        return []
+    hidden = {f"{top}/{point.strip('/')}" for point in mount_points}
+    hidden |= {entry.mount_point for entry in mounts_below(top, read_mounts())}
+    found: list[str] = []
+    pending = [str(top)]
+    while pending:
+        # Whoever runs in there may remove anything meanwhile.
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(pending.pop()) as scan:
+            for entry in scan:
+                if entry.path in hidden:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif _is_device(entry):
+                    found.append(os.path.relpath(entry.path, top))
+    return sorted("/" + os.fsencode(name).decode("utf-8", "backslashreplace") for name in found)
+
+
+def _is_device(entry: os.DirEntry[str]) -> bool:
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False  # told by the directory itself
+    with suppress(FileNotFoundError):
+        status = entry.stat(follow_symlinks=False)
+        device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
+        return device and status.st_rdev != 0  # that is a whiteout
+    return False
+
+
 def is_whiteout(path: str, status: os.stat_result, mark: str) -> bool:
     """Whether an entry of an overlay layer says that the entry of the layers below is gone."""
     if stat.S_ISCHR(status.st_mode):

@@ -14,7 +14,7 @@ import pytest
 
 from engines.api import ImageCorrupt, ImageError, NotSupported
 from shim.images.apply import apply
-from shim.images.rootfs import RootfsView, find_rootfs, write_diff
+from shim.images.rootfs import RootfsView, device_nodes, find_rootfs, write_diff
 from shim.images.undo import save_upper, undo_apply
 
 pytestmark = [
@@ -326,3 +326,28 @@ def test_mount_below_the_root_is_not_entered(overlays: Overlays, lower: Path, tm
     finally:
         subprocess.run(["umount", str(target.path / "gone/inner")], check=True)
     assert (victim / "file").read_text() == "stays"
+
+
+def test_device_nodes_are_named_where_somebody_sees_them(tmp_path: Path, overlays: Overlays) -> None:
+    lower = tmp_path / "lower"
+    for name in ("dev", "data", "data/volume", "etc"):
+        (lower / name).mkdir(parents=True)
+
+    def node(path: Path, kind: int = stat.S_IFCHR) -> None:
+        os.mknod(path, kind | 0o600, os.makedev(1, 3))
+
+    for name in ("dev/null", "data/given", "data/gone", "data/volume/below", "etc/file"):
+        node(lower / name)
+    view = overlays.mount("one", [lower])
+    node(view.path / "data" / "made", stat.S_IFBLK)
+    os.mkfifo(view.path / "data" / "fifo")
+    (view.path / "data" / "link").symlink_to("given")
+    (view.path / "data" / "gone").unlink()  # a whiteout is a device, too
+    points = ["/dev", "/data/volume/", "/etc/file"]
+    assert device_nodes(view, mount_points=points) == ["/data/given", "/data/made"]
+    assert device_nodes(view, mount_points=points, changed=True) == ["/data/made"]
+    assert device_nodes(view)[:1] == ["/data/given"]
+    assert len(device_nodes(view)) == 5
+    plain = RootfsView(path=lower, kind="directory")
+    assert device_nodes(plain, mount_points=points, changed=True) == ["/data/given", "/data/gone"]
+    assert device_nodes(RootfsView(path=view.path, kind="overlay"), changed=True) == []

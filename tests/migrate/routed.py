@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,13 +79,18 @@ def test_away_and_back_and_away_for_good(place: Pair) -> None:
     client = place.client(both_ways(pod.ips, 2))
     one, two = place.agents
     one.node.runc("update", "--pids-limit", "77", place.container_id)
+    os.mknod(place.bundles[-1] / "rootfs" / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    warned: list[list[bool]] = []
     for source, target in ((one, two), (two, one), (one, two)):
-        print(place.migrate(source, target))
+        report = place.migrate(source, target)
+        print(report)
+        warned.append(["1 device node " in warning for warning in report["warnings"]])
         assert place.runs_on() == target.node.name
         groups = of_process(target.node.runc.pid(place.container_id))
         assert Path(groups.get("pids", groups.get("", "")), "pids.max").read_text() == "77\n"
         client.goes_on()
         clean(place, target.node.name)
+    assert warned == [[True], [], []]
     not_on_from_there(place)
     whole(client.stop())
     assert place.never_twice() == ["node1", "node2", "node1", "node2"]
