@@ -211,6 +211,24 @@ def cgroup_mounts(case: Case) -> Iterator[Finding]:
         yield _other_mode(case, f"of mode {host.cgroup_mode}")
 
 
+@rule("cgroup.open", about="node", source="measured: reopened in the cgroups of whoever calls the runtime")
+def cgroup_files(case: Case) -> Iterator[Finding]:
+    """What a task has open of its control groups (cgroup v1) is opened again before the new container's are
+    mounted: it would be another's. Close it before the checkpoint.
+    """
+    tops = [f"{mount.destination}/" for mount in case.needs.mounts if mount.fstype == "cgroup"]
+    for need in case.needs.files if tops else ():
+        if any(f"{need.path}/".startswith(top) for top in tops):
+            yield finding(
+                "cgroup.open",
+                "refuse",
+                f"the image has '{need.path}' of its control groups open, which would be those of whoever "
+                "restores it",
+                "let the program close it before the checkpoint",
+            )
+            return
+
+
 def _other_mode(case: Case, had: str) -> Finding:
     return finding(
         "cgroup.mode",

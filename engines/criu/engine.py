@@ -256,7 +256,7 @@ class CriuEngine:
         if request.console_socket_path:
             argv += ["--console-socket", str(request.console_socket_path)]
         argv += [*request.extra_args, request.container_id]
-        phases = RestoreStages(request, journal, bundle.sysctls)
+        phases = RestoreStages(request, journal, bundle.sysctls, bundle.cgroup_views)
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             text = config.restore_config(script.path, held=request.held, tcp=request.tcp)
             Path(journal.config_path).write_text(text)

@@ -31,7 +31,8 @@ class Bundle:
     """What a bundle says.
 
     netns: path of its network namespace, empty if the container makes its own. root_id: what the container's
-    root is on the host, 0 without a user namespace. sysctls: of its network namespace.
+    root is on the host, 0 without a user namespace. sysctls: of its network namespace. cgroup_views: where
+    its control groups are mounted.
     """
 
     rootfs_path: Path
@@ -40,6 +41,7 @@ class Bundle:
     annotations: dict[str, str]
     root_id: int = 0
     sysctls: Mapping[str, str] = field(default_factory=dict[str, str])
+    cgroup_views: tuple[str, ...] = ()
 
 
 class Runtime:
@@ -91,6 +93,7 @@ class Runtime:
             spec = json.loads((bundle_path / "config.json").read_bytes())
             namespaces = spec.get("linux", {}).get("namespaces", [])
             netns = next((entry.get("path", "") for entry in namespaces if entry["type"] == "network"), "")
+            views = [str(e["destination"]) for e in spec.get("mounts") or () if e.get("type") == "cgroup"]
             return Bundle(
                 rootfs_path=bundle_path / spec["root"]["path"],
                 netns=netns,
@@ -98,6 +101,7 @@ class Runtime:
                 annotations=spec.get("annotations") or {},
                 root_id=_root_id(spec.get("linux", {}).get("uidMappings") or []),
                 sysctls=of_network(spec.get("linux", {}).get("sysctl") or {}),
+                cgroup_views=tuple(map(os.path.normpath, views)),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(

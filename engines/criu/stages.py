@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from engines.api import CheckpointRequest, EngineTimeout, InvalidRequest, PhaseInfo, RestoreRequest
-from engines.criu import calls, cgroups, extras, wire
+from engines.api import (
+    CheckpointRequest,
+    EngineTimeout,
+    InvalidRequest,
+    PhaseInfo,
+    RestoreFailed,
+    RestoreRequest,
+)
+from engines.criu import calls, cgroups, extras, tree, views, wire
 from engines.criu.journal import Journal
 from engines.criu.network import raise_loopback, set_sysctls
 from engines.criu.outlook import Outlook
@@ -123,11 +130,21 @@ class DumpStages:
 
 
 class RestoreStages:
-    """Answers CRIU at the stages of a restore. sysctls: of the network namespace, if it is made anew."""
+    """Answers CRIU at the stages of a restore.
 
-    def __init__(self, request: RestoreRequest, journal: Journal, sysctls: Mapping[str, str]) -> None:
+    sysctls: of the network namespace, if it is made anew. cgroup_views: see `views`.
+    """
+
+    def __init__(
+        self,
+        request: RestoreRequest,
+        journal: Journal,
+        sysctls: Mapping[str, str],
+        cgroup_views: Collection[str] = (),
+    ) -> None:
         self._request = request
         self._sysctls = sysctls
+        self._cgroup_views = cgroup_views
         self._journal = journal
 
     def stage(self, stage: Stage) -> None:
@@ -142,8 +159,20 @@ class RestoreStages:
             if theirs.readlink() != Path("/proc/self/ns/net").readlink():
                 self._settle(theirs)
         elif stage.action == "post-restore":
+            self._show_cgroups(stage.init_pid)
             extras.apply(self._request.image_path, stage.init_pid, self._journal.groups)
             self._restored(stage)
+
+    def _show_cgroups(self, init: int) -> None:
+        try:
+            views.mend(tree.of(init), self._cgroup_views, self._journal.groups)
+        except OSError as error:
+            raise RestoreFailed(
+                f"could not restore container '{self._request.container_id}': its control groups cannot be "
+                f"shown to it: {error.filename}: {error.strerror}; take the checkpoint of a container "
+                "without a mount on /sys/fs/cgroup",
+                after="stopped",
+            ) from error
 
     def _settle(self, netns_path: Path) -> None:
         raise_loopback(netns_path)

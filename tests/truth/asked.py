@@ -41,6 +41,7 @@ def differs(pid: int, spec: Spec, old: Spec) -> str:
     found = (
         *_namespaces(pid, spec),
         *_mounts(pid, spec),
+        *_groups(pid),
         *_rights(pid, spec),
         *_devices(pid, spec),
         *_kernel_words(pid, spec, old),
@@ -110,6 +111,20 @@ def _mounts(pid: int, spec: Spec) -> Iterator[str]:
     for path in () if may_mount else options.keys() - known:
         if not any(path.startswith(f"{top}/") for top in groups):
             yield f"something is mounted on {path}"
+
+
+def _groups(pid: int) -> Iterator[str]:
+    """On cgroup v1 what is mounted of the control groups is the container's own."""
+    words = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    own = {controller: path for _, names, path in words for controller in names.split(",")}
+    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, place = before.split()[3:5]
+        kind, _, options = after.split()
+        if kind == "cgroup":
+            wanted = {own[option] for option in options.split(",") if option in own}
+            if root not in wanted:
+                yield f"on {place} are the control groups of '{root}'"
 
 
 def _rights(pid: int, spec: Spec) -> Iterator[str]:

@@ -104,6 +104,11 @@ def _lock_taken(world: World) -> None:
     world.beside(sys.executable, "-IS", "-c", text, path)
 
 
+def _relative_groups(world: World) -> None:
+    """Below the control groups of whoever makes the container."""
+    world.spec["linux"]["cgroupsPath"] = world.spec["linux"]["cgroupsPath"].lstrip("/")
+
+
 def _of(
     name: str, source: Source, change: Callable[[World], object] = as_it_is, *, short: bool = False
 ) -> Scenario:
@@ -136,6 +141,9 @@ SCENARIOS = (
         lambda world: (world.rootfs / "data/inside").rmdir(),
     ),
     _of("control groups mounted, as they were", sources.CGROUPS),
+    _of("control groups mounted, writable", sources.CGROUPS_WRITABLE),
+    _of("control groups mounted, a relative path", sources.CGROUPS_WRITABLE, _relative_groups),
+    _of("control groups mounted, one of their files open", sources.CGROUPS_OPEN),
     _of("a lock on a volume's file, free", sources.LOCK),
     _of("a lock on a volume's file that another has", sources.LOCK, _lock_taken),
 )

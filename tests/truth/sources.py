@@ -237,6 +237,25 @@ CGROUPS = Source(
         }
     ),
 )
+CGROUPS_WRITABLE = Source(
+    name="cgroups-writable",
+    args=counting(
+        "import os", each=("os.mkdir('/sys/fs/cgroup/pids/x'); os.rmdir('/sys/fs/cgroup/pids/x')",)
+    ),
+    edit=lambda spec, _: spec["mounts"].append(
+        {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["nosuid", "rw"]}
+    ),
+)
+CGROUPS_OPEN = Source(
+    name="cgroups-open",
+    args=counting(
+        "import os",
+        "file = open('/sys/fs/cgroup/pids/tasks')",
+        each=("assert os.path.samestat(os.fstat(file.fileno()), os.stat('/sys/fs/cgroup/pids/tasks'))",),
+    ),
+    edit=CGROUPS_WRITABLE.edit,
+    plain=True,
+)
 
 
 # --- network -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from compat import verdict
 from compat.rules import tools
 from compat.rules.case import REGISTRY, Origin
-from engines.api import DeviceNeed, Finding, SocketNeed
+from engines.api import DeviceNeed, FileNeed, Finding, SocketNeed
 from tests.support.verdicts import (
     GPU,
     H100,
@@ -32,6 +32,7 @@ from tests.support.verdicts import (
 )
 
 MAPPING = {"containerID": 0, "hostID": 100000, "size": 65536}
+IN_GROUPS = FileNeed(path="/sys/fs/cgroup/pids/tasks", size_bytes=0, mode=-1)
 CERTAIN = None
 """Nobody needs to know more than the image and the specification say."""
 
@@ -100,6 +101,12 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         "refuse",
         At(has("/sys/fs/cgroup", "cgroup2")),
         At(has("/sys/fs/cgroup", "tmpfs"), dumped_on=None),
+    ),
+    "cgroup.open": (
+        At(replace(has("/sys/fs/cgroup/pids", "cgroup"), files=(IN_GROUPS,)), dumped_on=None),
+        "refuse",
+        At(replace(has("/sys/fs/cgroup/pid", "cgroup"), files=(IN_GROUPS,)), dumped_on=None),
+        CERTAIN,
     ),
     "image.damaged": (At(origin=Origin(damage="'a' is missing")), "refuse", At(), CERTAIN),
     "criu.absent": (

@@ -1,0 +1,95 @@
+"""What a restored container sees of its control groups, on cgroup v1 without a cgroup namespace.
+
+runc gives such a container binds of its own cgroups. At a restore it binds those of the process that calls
+it: the container would see another's, and write to them where its mounts are writable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from engines.criu.cgroups import Groups
+
+_OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_CLONE_NEWNS, _CLONE_FS = 0x20000, 0x200
+_AT_FDCWD, _MNT_DETACH = -100, 2
+_MS_REMOUNT, _MS_BIND, _MS_PRIVATE = 0x20, 0x1000, 1 << 18
+_FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048}
+_RELATIME = 1 << 21
+
+
+def mend(pids: Iterable[int], places: Collection[str], groups: Groups) -> None:
+    """Mount a restored container's own cgroups in place of those of somebody else.
+
+    pids: its processes, which do not run yet. places: where its specification mounts control groups. groups:
+    those that the runtime made for it. Raises OSError.
+    """
+    seen: set[str] = set()
+    for pid in pids if places else ():
+        namespace = os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115
+        if namespace not in seen:
+            seen.add(namespace)
+            wrong = list(_wrong(pid, places, groups))
+            if wrong:
+                _replace(pid, wrong)
+
+
+def _wrong(pid: int, places: Collection[str], groups: Groups) -> Iterable[tuple[str, str, int]]:
+    """Places that show something else, what they should, and the flags of the mounts."""
+    for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        point, options = before.split()[4:6]
+        kind, _, controllers = after.split(" ", 2)
+        if kind != "cgroup" or os.path.dirname(point) not in places:  # noqa: PTH120
+            continue
+        own = next((groups[name] for name in controllers.split(",") if name in groups), "")
+        # In a hierarchy that the runtime did not join, the container is where its caller is.
+        if own and not Path(own).samefile(f"/proc/{pid}/root{point}"):
+            words = options.split(",")
+            flags = sum(bit for name, bit in _FLAGS.items() if name in words)
+            yield point, own, flags | (0 if "noatime" in words else _RELATIME)
+
+
+def _replace(pid: int, wrong: Iterable[tuple[str, str, int]]) -> None:
+    failure: list[OSError] = []
+
+    def inside() -> None:
+        # A thread of its own joins the namespace and ends there: the caller's never changes.
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def call(result: int, what: str) -> int:
+            if result < 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
+            return result
+
+        trees: list[int] = []
+        try:
+            for _, own, _ in wrong:
+                found = libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(own), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+                trees.append(call(found, own))
+            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            trees.append(namespace)
+            call(libc.unshare(_CLONE_FS), "a thread")
+            call(libc.setns(namespace, _CLONE_NEWNS), "its mount namespace")
+            for tree, (point, _, flags) in zip(trees, wrong, strict=False):
+                place = os.fsencode(point)
+                call(libc.umount2(place, _MNT_DETACH), point)
+                call(libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, place, _MOVE_MOUNT_F_EMPTY_PATH), point)
+                for change in (_MS_PRIVATE, _MS_REMOUNT | _MS_BIND | flags):
+                    call(libc.mount(None, place, None, ctypes.c_ulong(change), None), point)
+        except OSError as error:
+            failure.append(error)
+        finally:
+            for descriptor in trees:
+                os.close(descriptor)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
