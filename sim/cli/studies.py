@@ -345,9 +345,8 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
     check_place(path)
     loaded = _load(study, traces)
     recommend.check(loaded)
-    folders = [study.parent, *([traces] if traces else [])]
     with _Progress() as told:
-        document = recommend.recommend(loaded, run(loaded, progress=told), folders)
+        document = recommend.recommend(loaded, run(loaded, progress=told))
     write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
     click.echo(document["verdict"])
     click.echo(path)

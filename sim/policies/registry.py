@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -110,6 +112,34 @@ def names() -> list[str]:
     """All names, those of torpor first."""
     others = sorted(point.name for point in metadata.entry_points(group=GROUP))
     return [*_BUILT_IN, *(name for name in dict.fromkeys(others) if name not in _BUILT_IN)]
+
+
+def code(words: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the code of each policy of another package that is among the words, by its name.
+
+    All Python of the package (or module) at the top counts, as a policy may use its neighbours.
+    """
+    tops = {
+        point.name: point.module.partition(".")[0]
+        for point in metadata.entry_points(group=GROUP)
+        if point.name not in _BUILT_IN
+    }
+    return {name: digest(tops[name]) for name in sorted(set(words) & set(tops))}
+
+
+def digest(package: str) -> str:
+    """SHA-256 of all Python of a package or module, "" of one that has no files."""
+    spec = importlib.util.find_spec(package)
+    found = hashlib.sha256()
+    files: list[tuple[str, Path]] = []
+    if spec is not None and spec.submodule_search_locations is not None:
+        for folder in map(Path, spec.submodule_search_locations):
+            files += [(str(file.relative_to(folder)), file) for file in folder.rglob("*.py")]
+    elif spec is not None and spec.origin:
+        files = [(package, file) for file in [Path(spec.origin)] if file.is_file()]
+    for name, file in sorted(files):
+        found.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest() if files else ""
 
 
 def describe(name: str) -> Description:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, cast
-
-import yaml
+from typing import Any
 
 from sim.engine.probe import Opening, opening
 from sim.engine.terms import first_state, terms
@@ -43,13 +39,12 @@ def check(study: Study) -> None:
         )
 
 
-def recommend(study: Study, results: Results, folders: Sequence[Path]) -> dict[str, Any]:
+def recommend(study: Study, results: Results) -> dict[str, Any]:
     """The document of a policy.json.
 
     Args:
         study: what was run; one that `check` lets pass.
         results: what came out.
-        folders: where the files are that the study names.
 
     Raises:
         SimError: no policy is to be recommended.
@@ -71,7 +66,7 @@ def recommend(study: Study, results: Results, folders: Sequence[Path]) -> dict[s
         "levels": [{"name": name, "every": every} for name, every in opened.levels],
         "triggers": opened.triggers,
         "valid": valid_range(cell, opened),
-        "inputs": {"study_sha256": study.sha256, "files": _files(study.resolved, folders)},
+        "inputs": {"study_sha256": study.sha256, "files": dict(study.files)},
         "seed": results.seed,
         "replications": best.summary.n,
         "versions": dict(results.versions),
@@ -119,24 +114,3 @@ def valid_range(cell: Cell, opened: Opening) -> dict[str, Any] | None:
         "mtbf_s": [mtbf * _edge(lambda f: close(mtbf * f, stall), toward) for toward in (1e-3, 1e3)],
         "stall_s": [stall * _edge(lambda f: close(mtbf, stall * f), toward) for toward in (1e-3, 1e3)],
     }
-
-
-def _files(resolved: str, folders: Sequence[Path]) -> dict[str, str]:
-    """SHA-256 of the traces and measured costs that a study names, by their names in it."""
-    found: dict[str, str] = {}
-
-    def look(tree: object) -> None:
-        if isinstance(tree, list):
-            for one in cast("list[object]", tree):
-                look(one)
-        elif isinstance(tree, dict):
-            for key, value in cast("dict[str, object]", tree).items():
-                if key in ("path", "trace", "file") and isinstance(value, str):
-                    file = next((folder / value for folder in folders if (folder / value).is_file()), None)
-                    if file is not None:
-                        found[value] = hashlib.sha256(file.read_bytes()).hexdigest()
-                else:
-                    look(value)
-
-    look(yaml.safe_load(resolved))
-    return found

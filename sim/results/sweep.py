@@ -9,6 +9,7 @@ was.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.metadata
 import json
@@ -17,12 +18,13 @@ import platform
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from sim.engine import dispatch
 from sim.engine.probe import opening
 from sim.errors import SimError
 from sim.maths.statistics import wanted
+from sim.policies import registry
 from sim.results import tables as results
 from sim.results.tables import Results
 from sim.studies.config import Inference, Queue, SpotWork, Training
@@ -110,7 +112,8 @@ def run(
 
     Args:
         study: what to run.
-        folder: where results go; one that holds parts of the same study is gone on from. None saves nothing.
+        folder: where results go; one that holds parts of the same study, files, policies and versions is
+            gone on from. None saves nothing.
         backend: of joblib: loky runs processes of this machine; ray and dask a cluster that their own
             variables name (RAY_ADDRESS, DASK_SCHEDULER_ADDRESS), or a local one.
         jobs: processes; 1 with loky runs all of it in this one.
@@ -121,8 +124,9 @@ def run(
         SimError: the folder holds another study, a backend is not installed, or a replication failed.
 
     """
-    sha256 = _key(study, timeline)
-    parts = _parts(folder, sha256) if folder else None
+    made_from = _made_from(study, timeline)
+    sha256 = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+    parts = _parts(folder, made_from) if folder else None
     metric = OBJECTIVES[type(study.cells[0].config.workload)][1].metric
     found = [_empty(cell, study.units) for cell in study.cells]
     done = total = 0
@@ -162,9 +166,36 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **named}
 
 
-def _key(study: Study, timeline: bool) -> str:
-    """What a part must be of to be used: the study, and whether timelines are in it."""
-    return study.sha256 + ("+timeline" if timeline else "")
+def _made_from(study: Study, timeline: bool) -> dict[str, str]:
+    """What a part must be of to be used: all that figures depend on, by name, and whether timelines are kept."""
+    words = {
+        word
+        for cell in study.cells
+        for word in (cell.config.policy.name, *_words(cell.config.policy.options))
+    }
+    return {
+        _STUDY: study.sha256,
+        _TIMELINES: str(timeline),
+        **{f"'{name}'": sha256 for name, sha256 in sorted(study.files.items())},
+        **{f"policy '{name}'": sha256 for name, sha256 in registry.code(words).items()},
+        "the simulator": registry.digest("sim"),
+        **versions(),
+    }
+
+
+_STUDY, _TIMELINES = "the study", "timelines"
+
+
+def _words(value: object) -> Iterator[str]:
+    """Every text in the options of a policy, which may name others."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in cast("Mapping[str, object]", value).values():
+            yield from _words(inner)
+    elif isinstance(value, list | tuple):
+        for inner in cast("Sequence[object]", value):
+            yield from _words(inner)
 
 
 def _round(
@@ -186,22 +217,29 @@ def _round(
     return tasks
 
 
-def _parts(folder: Path, sha256: str) -> Path:
-    """The folder of parts, marked as of this study."""
+def _parts(folder: Path, made_from: Mapping[str, str]) -> Path:
+    """The folder of parts, marked with what they are made from."""
     parts = folder / results.PARTS
     mark = parts / "study.json"
     try:
         parts.mkdir(parents=True, exist_ok=True)
-        if mark.exists():
-            if json.loads(mark.read_bytes()) != {"sha256": sha256}:
-                raise SimError(
-                    f"could not go on in '{folder}': it holds results of another study, or with other "
-                    "options; give another folder, or remove this one"
-                )
-        else:
-            results.write_atomically(mark, json.dumps({"sha256": sha256}).encode())
-    except (OSError, ValueError) as error:
+        if not mark.exists():
+            results.write_atomically(mark, json.dumps(made_from).encode())
+            return parts
+        held: Any = json.loads(mark.read_bytes())
+        if not isinstance(held, dict):
+            raise TypeError(f"'{mark}' is no mapping")
+    except (OSError, ValueError, TypeError) as error:
         raise SimError(f"could not use '{folder}': {error}; give another folder") from error
+    earlier = cast("dict[str, str]", held)
+    changed = [name for name in {**earlier, **made_from} if earlier.get(name) != made_from.get(name)]
+    if changed:
+        why = (
+            "it holds results of another study, or with other options"
+            if {_STUDY, _TIMELINES} & {*changed}
+            else f"its results are from before {', '.join(changed)} changed"
+        )
+        raise SimError(f"could not go on in '{folder}': {why}; give another folder, or remove this one")
     return parts
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -132,6 +134,12 @@ class Book:
         self.study = study
         self.values: dict[str, Value] = {}
         self.units: dict[str, str] = {}
+        self.files: dict[str, str] = {}
+
+    def uses(self, name: str, file: Path) -> None:
+        """Keep the SHA-256 of a file that the study names; that it cannot be read is told by who reads it."""
+        with contextlib.suppress(OSError):
+            self.files[name] = hashlib.sha256(file.read_bytes()).hexdigest()
 
     def fail(self, path: str, why: str) -> NoReturn:
         """Say what is wrong at a key.

@@ -176,6 +176,7 @@ def trace_file(section: Section, key: str) -> Path:
         section.fail(
             key, f"is '{name}', and there is no such file in {where}; give --traces or TORPOR_TRACES"
         )
+    section.book.uses(name, found)
     return found
 
 
@@ -320,7 +321,9 @@ def read_measured(section: Section) -> dict[str, Law]:
     """Laws of stall, persist and restore from a measured.json, where `file` names one."""
     if not section.has("file"):
         return {}
-    path = section.book.study.parent / section.text("file")
+    name = section.text("file")
+    path = section.book.study.parent / name
+    section.book.uses(name, path)
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         shares, phases = tuple(document["shares"]), document["phases"]

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,7 +72,7 @@ class Study:
     """What a study file says.
 
     `units`: of a swept key that is not a bare number or a word. `resolved`: the file with every default, as
-    YAML; it loads as the same study.
+    YAML; it loads as the same study. `files`: SHA-256 of the traces and measured costs that it names.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Study:
     cells: tuple[Cell, ...]
     units: Mapping[str, str]
     resolved: str
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def sha256(self) -> str:
@@ -115,6 +116,7 @@ def load(path: Path) -> Study:
 def _study(path: Path, document: dict[str, Any], axes: list[_Axis], entries: list[_Entry]) -> Study:
     cells: list[Cell] = []
     unit_of: dict[str, str] = {}
+    files: dict[str, str] = {}
     trees: list[tuple[tuple[int, ...], dict[str, Any]]] = []
     alone = Counter(entry.raw["name"] for entry in entries if isinstance(entry.raw["name"], str))
     for places in itertools.product(*(range(len(axis.values)) for axis in axes)):
@@ -122,6 +124,7 @@ def _study(path: Path, document: dict[str, Any], axes: list[_Axis], entries: lis
         top = Section(book, "", _chosen(document, axes, places))
         config = _config(top)
         trees.append((places, top.resolved))
+        files |= book.files
         chosen = [(axis.path, axis.values[place]) for axis, place in zip(axes, places, strict=True)]
         shared = {key: book.values.get(key, _label(raw)) for key, raw in chosen}
         for entry in entries:
@@ -147,7 +150,7 @@ def _study(path: Path, document: dict[str, Any], axes: list[_Axis], entries: lis
     units_ = {key: unit for key, unit in unit_of.items() if key in used}
     writer: Any = yaml
     text: str = writer.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
-    return Study(tree["study"]["name"], tree["study"]["question"], tuple(cells), units_, text)
+    return Study(tree["study"]["name"], tree["study"]["question"], tuple(cells), units_, text, files)
 
 
 # Sweeps.
