@@ -167,7 +167,7 @@ def versions() -> dict[str, str]:
 
 
 def _made_from(study: Study, timeline: bool) -> dict[str, str]:
-    """What a part must be of to be used: all that figures depend on, by name, and whether timelines are kept."""
+    """What a part must be of to be used: all that figures depend on, by name, and what is kept."""
     words = {
         word
         for cell in study.cells
