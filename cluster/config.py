@@ -162,13 +162,31 @@ def load(path: Path) -> Config:
         except UsageError as error:
             raise UsageError(f"could not use {path}: {error}") from None
     for name, peer in config.peers.items():
+        if not name.strip():
+            raise UsageError(f"could not use {path}: a peer has no name; write [peers.NAME]")
         if bool(peer.address) == bool(peer.command):
             raise UsageError(f"could not use {path}: peer '{name}' needs an address or a command; give one")
+        if peer.command and not peer.command[0]:
+            raise UsageError(f"could not use {path}: the command of peer '{name}' names no program; name it")
+    if config.tls and (
+        capital := next((one for one in (config.node, *config.peers) if one != one.lower()), "")
+    ):
+        raise UsageError(
+            f"could not use {path}: '{capital}' has capitals, which DNS names in certificates do not keep; "
+            "write it small, on all nodes"
+        )
+    if re.search(r"[,:\\]", str(config.state)):
+        raise UsageError(
+            f"could not use {path}: `state` = '{config.state}' has a comma, a colon or a backslash, which "
+            "the mount of a root file system does not take; name another directory"
+        )
     for one in config.via:
         try:
             ipaddress.ip_address(one)
         except ValueError:
             raise UsageError(f"could not use {path}: {one!r} in `via` is no IP address; correct it") from None
+    if len({":" in one for one in config.via}) < len(config.via):
+        raise UsageError(f"could not use {path}: `via` has two addresses of one family; leave one of each")
     if (config.listen or any(peer.address for peer in config.peers.values())) and config.tls is None:
         raise UsageError(f"could not use {path}: addresses need certificates; add the table [tls]")
     return config

@@ -22,7 +22,7 @@ from cluster.company import company
 from cluster.here import NEEDED, Here
 from cluster.messages import Abort, Answer, Commit, Expect, Prepare, Question, Reserve
 from cluster.records import OVER, VERDICT, VIA, WISH, Arrival, Departure, Record, begin_departure, new_name
-from cluster.transport import connect
+from cluster.transport import check_date, connect
 from engines.api import EngineError, Phase, PhaseInfo, printable
 from netmig import identity as identities
 from netmig.conntrack import Translations
@@ -78,6 +78,7 @@ def migrate(here: Here, found: Found, peer: str, *, name: str = "", trial: bool,
     except Refused as error:
         raise ShimError(f"{words}: node '{peer}' says: {error}") from error
     except Lost as error:
+        check_date(here.config)
         raise ShimError(f"{words}: {error}; is its agent running?") from error
     except OSError as error:
         raise ShimError(f"{words}: {settle.told(error)}") from error

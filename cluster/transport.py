@@ -22,6 +22,7 @@ from cluster.messages import PROTOCOL, Answer, Hello
 from shim.errors import UsageError
 
 _CONNECT_S = 2.0
+_WRONG_DATES = {9, 10}  # X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED
 # A connection whose other end is gone is given up after as long as one that says nothing.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
 
@@ -139,9 +140,17 @@ def context(config: Config, *, server: bool) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
     _using(tls.authority, lambda: made.load_verify_locations(tls.authority))
-    _using(tls.certificate, tls.certificate.stat)  # the next one does not say which of the two it is about
-    _using(tls.key, lambda: made.load_cert_chain(tls.certificate, tls.key))
+    # The last one does not say which of the two it is about.
+    _using(
+        tls.certificate,
+        lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(tls.certificate),
+    )
+    _using(tls.key, lambda: made.load_cert_chain(tls.certificate, tls.key, _no_password))
     return made
+
+
+def _no_password() -> str:
+    raise OSError("it is encrypted, and nobody is there to be asked for the password")
 
 
 def _using(path: Path, use: Callable[[], T]) -> T:
@@ -155,6 +164,28 @@ def _using(path: Path, use: Callable[[], T]) -> T:
 
 def check_own(config: Config) -> None:
     """Raises UsageError unless others will believe that this node is who it says: it asks itself."""
+    if (error := _own_trouble(config)) is not None:
+        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.strerror
+        raise UsageError(
+            f"could not be node '{config.node}' with its certificate: {why}; the authority of agent.toml "
+            "must have signed it for that name, for servers and clients"
+        ) from error
+
+
+def check_date(config: Config) -> None:
+    """Raises UsageError if others hang up because this node's certificate is too old, or not valid yet.
+
+    With TLS 1.3 they do when our half of the handshake is over, so that all we hear is silence.
+    """
+    error = _own_trouble(config) if config.tls else None
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_DATES:
+        raise UsageError(
+            f"could not be node '{config.node}' with its certificate: {error.verify_message}; have the "
+            "authority of agent.toml sign another one, or set the clock"
+        ) from error
+
+
+def _own_trouble(config: Config) -> ssl.SSLError | None:
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         context(config, server=False).wrap_bio(back, there, server_hostname=config.node),
@@ -165,15 +196,12 @@ def check_own(config: Config) -> None:
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
     except ssl.SSLError as error:
-        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.strerror
-        raise UsageError(
-            f"could not be node '{config.node}' with its certificate: {why}; the authority of agent.toml "
-            "must have signed it for that name, for servers and clients"
-        ) from error
+        return error
+    return None
 
 
 def _names(certificate: Any) -> list[str]:
-    return [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
+    return [str(value).lower() for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
 
 
 def _watch(connection: socket.socket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from cluster import agent, config, settle, transport
 from cluster.here import Here
@@ -190,12 +192,22 @@ def test_its_certificate_is_what_others_will_believe(here: Here) -> None:
             r"could not use .*none\.pem: No such file",
         ),
         (lambda path: {"tls": replace_tls(path, authority="log")}, r"could not use .*log: No such file"),
+        (lambda path: {"tls": replace_tls(path, certificate="garbage")}, "could not use .*garbage: "),
+        (
+            lambda path: {"tls": replace_tls(path, key="locked.pem")},
+            r"could not use .*locked\.pem: it is encrypted",
+        ),
     ],
 )
 def test_who_others_will_not_believe_does_not_start(
     here: Here, tmp_path: Path, break_it: Callable[[Path], dict[str, object]], words: str
 ) -> None:
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
+    (tmp_path / "garbage").write_text("garbage")
+    key = serialization.load_pem_private_key((tmp_path / "key.pem").read_bytes(), None)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    locked = key.private_bytes(*form, serialization.BestAvailableEncryption(b"word"))
+    (tmp_path / "locked.pem").write_bytes(locked)
     with pytest.raises(UsageError, match=words):
         agent.run(changed(here, **break_it(tmp_path)))
 
@@ -203,6 +215,20 @@ def test_who_others_will_not_believe_does_not_start(
 def replace_tls(path: Path, **names: str) -> config.Tls:
     files = {"certificate": "cert.pem", "key": "key.pem", "authority": "ca.pem"} | names
     return config.Tls(**{name: path / file for name, file in files.items()})
+
+
+def test_a_certificate_that_is_too_old_is_told_to_its_owner(here: Here, tmp_path: Path) -> None:
+    transport.check_date(here.config)
+    transport.check_date(changed(here, node="node-b").config)  # wrong, but not by its date
+    transport.check_date(changed(here, tls=None).config)
+    authority = trustme.CA()
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    old = authority.issue_cert(NAME, not_before=past - datetime.timedelta(days=1), not_after=past)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    old.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "old.pem"))
+    tls = replace_tls(tmp_path, certificate="old.pem", key="old.pem")
+    with pytest.raises(UsageError, match="certificate has expired; have the authority"):
+        transport.check_date(changed(here, tls=tls).config)
 
 
 def test_a_key_that_all_may_read_is_told(here: Here, tmp_path: Path) -> None:

@@ -275,6 +275,13 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ('"a"', '" "', "`node` is empty"),
         ("10.0.0.1:7077", "10.0.0.1:99999", "write HOST:PORT"),
         ("10.0.0.2:7077", "10.0.0.2", "write HOST:PORT"),
+        ('node = "a"', 'node = "Node-A"', "'Node-A' has capitals"),
+        ("[peers.b]", "[peers.B]", "'B' has capitals"),
+        ("[peers.b]", '[peers.""]', "a peer has no name"),
+        ('["ssh", "root@c", "torpor", "agent", "--stdio"]', '[""]', "names no program"),
+        ("listen", 'state = "/var/a,b"\nlisten', "which the mount"),
+        ("listen", 'state = "/var/a:b"\nlisten', "which the mount"),
+        ("listen", 'via = ["10.0.0.1", "10.0.0.2"]\nlisten', "two addresses of one family"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, old: str, new: str, words: str) -> None:
