@@ -11,6 +11,7 @@ A departure (on the source) and an arrival (on the target) each have a directory
     wish       what an operator decided with --resolve: `source` or `target`
     boot       of an arrival: when its container was let go, by the kernel's name for the time since its start
     over       of a departure: the target has said that it runs
+    stays      of a departure that was called off: the container runs on; only the target may not know yet
     left       of an arrival: its container has gone on to another node
     via        of a departure on routed networks: the target's addresses by which it is reached
     problem    what stood against the last try to bring it to its end
@@ -43,6 +44,7 @@ STANDING = "standing"
 IMAGE = "image"
 WISH = "wish"
 OVER = "over"
+STAYS = "stays"
 LEFT = "left"
 BOOT = "boot"
 VIA = "via"
@@ -213,7 +215,9 @@ def begin_departure(record: Record, plan: Departure) -> None:
 
 
 def _goes_on(record: Record) -> bool:
-    """Whether somebody is at work on a departure, or has to bring it to its end."""
+    """Whether somebody is at work on a departure, or has to bring it to its end, so that none may begin."""
+    if record.read(STAYS):
+        return False
     with record.locked() as ours:
         return not ours or bool(record.read(VERDICT))
 

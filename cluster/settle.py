@@ -24,6 +24,7 @@ from cluster.records import (
     OVER,
     PROBLEM,
     STANDING,
+    STAYS,
     VERDICT,
     VIA,
     WISH,
@@ -83,7 +84,9 @@ def departure(here: Here, record: Record) -> bool:
         here.audit("migrate", container=plan.container_id, migration=plan.migration, verdict=verdict)
     if verdict == "commit":
         return _ended(here, record, plan)
-    resume(here, plan)
+    if not record.read(STAYS):  # once: after that it may be leaving for a third node
+        resume(here, plan)
+        record.write(STAYS, "yes")
     heard = tell(here, plan.peer, Abort(migration=plan.migration, final=True)) is not None
     if not verdict or heard:  # else the target may hold a container that waits for our word
         record.remove()

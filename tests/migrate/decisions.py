@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from cluster.channel import SILENCE_S
 from cluster.records import Record
+from shim.state import make_private
 from tests.migrate.pair import Pair, Pairs, whole
 from tests.migrate.scenes import Fault, settled
 from tests.netlab.traffic import Client, both_ways
@@ -155,6 +157,46 @@ def test_the_source_died_in_doubt(pairs: Pairs, tmp_path: Path, answer: str) -> 
     doubt.cannot_be_deleted()
     doubt.resolve(0, answer)
     doubt.end("node1" if answer == "source" else "node2")
+
+
+@long
+def test_what_the_source_called_off_may_leave_for_another_node(pairs: Pairs, tmp_path: Path) -> None:
+    """Also while the first node, which may hold it, cannot hear that."""
+    place = pairs.fresh()
+    one = place.agents[0]
+    doubt = Doubt(place, tmp_path)
+    doubt.fault.migrate.kill()
+    doubt.resolve(0, "source")
+    doubt.runs_on("node1")
+    until(lambda: one.records()[0]["state"] == "staying", what="it is called off")
+    words = ("migrate", place.container_id, "--to", "node2", "--root", one.node.runc.root, "--dry-run")
+    told = one(*words, check=False).stderr
+    assert "is under way" not in told
+    assert "could not reach node 'node2'" in told
+    doubt.end("node1")
+
+
+@long
+def test_the_image_of_one_that_left_for_a_node_which_never_returns(pairs: Pairs, tmp_path: Path) -> None:
+    """As README says."""
+    place = pairs.fresh()
+    one, two = place.agents
+    doubt = Doubt(place, tmp_path)
+    two.kill()
+    doubt.fault.migrate.kill()
+    doubt.resolve(0, "target")
+    until(lambda: one.records()[0]["state"] == "leaving", what="it is decided")
+    departure = one.state_path / "departures" / doubt.row["migration"]
+    images = one.node.torpor.store_path / "images" / "_"
+    make_private(images)
+    (departure / "image").rename(images / "web")
+    shutil.rmtree(departure)
+    runtime = (one.node.torpor.runtime, "--root", one.node.runc.root)
+    one.node(*runtime, "delete", "--force", place.container_id, env=one.environment)
+    words = ("restore", "web", "--bundle", place.bundles[-1], "--root", one.node.runc.root)
+    one(*words, "--detach", "--log", tmp_path / "output.log")
+    doubt.runs_on("node1")
+    assert one.records() == []
 
 
 @long

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from cluster import config, settle
@@ -19,7 +20,7 @@ from cluster.channel import Channel, Lost, Refused
 from cluster.departure import migrate
 from cluster.here import Here
 from cluster.messages import PROTOCOL, Answer, Commit, Hello, Message
-from cluster.records import STANDING, VERDICT, WISH, Arrival, Departure, Record
+from cluster.records import STANDING, VERDICT, WISH, Arrival, Departure, Record, begin_departure
 from cluster.serve import serve
 from netmig import identity as identities
 from netmig.identity import Identity
@@ -237,3 +238,34 @@ def test_nor_by_another_name_of_it(here: Here, asks: Callable[..., Answer]) -> N
     cast("dict[str, config.Peer]", here.config.peers)["a"] = config.Peer(may_push=True)
     with pytest.raises(Refused, match="'a' is this node itself"):
         asks(Hello(protocol=PROTOCOL, node="a"))
+
+
+# --- called off, and the target never hears it ---------------------------------------------------------
+
+
+def test_what_stays_may_leave_for_another_node(here: Here, tmp_path: Path, other: Other) -> None:
+    first = leaving(here, tmp_path, "abort")
+    second = Record(here.config.departures, "1" * 16)
+    plan = msgspec.structs.replace(first.plan(Departure), migration=second.migration, peer="third")
+    with second.begun(), pytest.raises(ShimError, match="a migration of it to 'b' is under way"):
+        begin_departure(second, plan)  # nobody has let it run on yet
+    other.answer = None
+    with first.locked():
+        assert not settle.departure(here, first)
+        with second.begun():
+            begin_departure(second, plan)  # also while somebody tries to reach the first
+    assert not settle.departure(here, first)
+    assert other.resumed == 1  # or it would be let run while it leaves
+    assert other.asked == ["Abort", "Abort"]
+    other.answer = "unknown"
+    assert settle.departure(here, first)
+    assert not first.exists()
+
+
+def test_nothing_else_leaves_twice(here: Here, tmp_path: Path, other: Other) -> None:
+    first, second = leaving(here, tmp_path, "commit"), Record(here.config.departures, "1" * 16)
+    plan = msgspec.structs.replace(first.plan(Departure), migration=second.migration, peer="third")
+    other.answer = None
+    assert not settle.departure(here, first)
+    with second.begun(), pytest.raises(ShimError, match="is under way"):
+        begin_departure(second, plan)
