@@ -12,7 +12,7 @@ from typing import Any
 
 import simpy
 
-from sim.engine.ahead import ahead, clashes
+from sim.engine.ahead import ahead, clashes, late
 from sim.engine.clock import Clock, LivelockError
 from sim.engine.fleet import Fleet
 from sim.engine.hardware import Announcement, Incident
@@ -75,7 +75,7 @@ class Gang:
         self._open: tuple[str, float] | None = None
         self._flows: list[tuple[Link, Flow]] = []
         self._barren, self._reached_s = 0, 0.0
-        self._moment = (-1.0, 0)
+        self._moment, self._furthest_s = (-1.0, 0), 0.0
         self._process: simpy.Process | None = None
 
     @property
@@ -231,15 +231,17 @@ class Gang:
             if self._orders.due and self._orders.due[0].at_s <= self._clock.now + SAME_S:
                 yield from self._do(self._orders.due.pop(0))
                 continue
-            late = self._progress.since_s >= self._orders.regime.interval_s * (1 - 1e-12)
-            if late and not clashes(self._progress, self._orders):
+            due = late(self._progress, self._orders, self._clock.now)
+            if due and not clashes(self._progress, self._orders):
                 yield from self._checkpoint(self._progress.number + 1)
                 continue
             yield from self._go_on(left_s)
 
     def _go_on(self, left_s: float) -> Wait:
         """Work, and take checkpoints that need no event, until something else happens."""
-        until_s, schedule = ahead(self._progress, self._orders, left_s, played=self._each_matters())
+        until_s, schedule = ahead(
+            self._progress, self._orders, self._clock.now, left_s, played=self._each_matters()
+        )
         done = until_s == schedule.finish_s(left_s)
         self._progress.begin(schedule, self._clock.now)
         try:
@@ -474,6 +476,8 @@ class Gang:
 
     def _decide(self) -> None:
         """Notice a policy that goes round in circles, with hardly any time passing or none."""
+        self._clock.done_s += max(0.0, self._progress.work_s - self._furthest_s)
+        self._furthest_s = max(self._furthest_s, self._progress.work_s)
         if self._clock.worn_out:
             raise LivelockError
         moment_s, times = self._moment
