@@ -30,13 +30,16 @@ _JOURNAL = "journal.jsonl"
 
 
 class Absent(msgspec.Struct, frozen=True, kw_only=True):
-    """What is away. peer: where. via: addresses of that node, by which others reach its pods."""
+    """What is away. owner: of its leases. peer: where. via: addresses of that node, by which others reach its
+    pods. container_id: "" if it left when that was not noted.
+    """
 
     migration: str
     owner: str
     identity: bytes
     peer: str
     via: tuple[str, ...]
+    container_id: str = ""
     schema: int = 1
 
 

@@ -144,10 +144,9 @@ class _Leaving:
         status = self.found.state.status
         if status != "running":
             raise ShimError(f"{self.words}: it is {status}; only a running container migrates")
-        spec_data = (self.source.bundle_path / bundle.CONFIG).read_bytes()
         spec = bundle.read_spec(self.source.bundle_path)
         self.report.warnings += cargo.left_behind(self.source.bundle_path, spec, changed=bool(self.name))
-        spec_data = limits.as_it_is(spec_data, self.found.root, self.container_id)
+        spec_data = limits.as_it_is(self.source.bundle_path, self.found.root, self.container_id)
         who = pod.identify(spec.get("annotations") or {})
         self._check_caller(who)
         if spec.get("process", {}).get("terminal"):

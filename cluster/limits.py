@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from shim import bundle
+
 _NOTED = {
     "memory": {"limit": "memory", "reservation": "memory_reservation", "swap": "memory_swap"},
     "cpu": {
@@ -27,11 +29,12 @@ _NOTED = {
 (libcontainer's `cgroups.Resources`)."""
 
 
-def as_it_is(spec: bytes, root: str, container_id: str) -> bytes:
+def as_it_is(bundle_path: Path, root: str, container_id: str) -> bytes:
     """A container's config.json with the limits that it has now.
 
     root: the runtime's --root. Of a runtime that keeps no notes like runc's it is as it was. Raises OSError.
     """
+    spec = (bundle_path / bundle.CONFIG).read_bytes()
     noted = _noted(Path(root, container_id, "state.json"))
     document: dict[str, Any] = json.loads(spec)
     linux: dict[str, Any] = document.get("linux") or {}

@@ -135,7 +135,12 @@ def lead_away(here: Here, record: Record, plan: Departure) -> away.Absence | Non
         return None
     via = tuple(record.read(VIA).split())
     absent = away.Absent(
-        migration=plan.migration, owner=plan.owner, identity=plan.identity, peer=plan.peer, via=via
+        migration=plan.migration,
+        owner=plan.owner,
+        identity=plan.identity,
+        peer=plan.peer,
+        via=via,
+        container_id=plan.container_id,
     )
     return away.Absence.begin(here, absent)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from cluster import config
 from cluster.arrival import ended_with_its_node, what_is_left
+from cluster.away import Absent
 from cluster.departure import Report, migrate
 from cluster.here import Here
 from cluster.records import STANDING, VERDICT, Arrival, Departure, Record, all_of
@@ -22,8 +24,9 @@ from netmig.errors import NetworkError
 from shim.cli.node import this_node
 from shim.errors import ShimError, UsageError
 
-T = TypeVar("T", Departure, Arrival)
+T = TypeVar("T", Departure, Arrival, Absent)
 
+_ONE_LINE = 10_000  # columns
 _PHASES = ("prepare", "dump", "transfer", "restore", "switch", "plug", "release")
 
 
@@ -73,6 +76,7 @@ def command(
       torpor migrate web --to node-b
       torpor migrate --resolve target 5f0c7d1e9a3b2468
     """
+    _check(container, peer, name, root, dry_run=dry_run, resolve=resolve, listing=listing, as_json=as_json)
     here = Here(config=config.load(config.find(config_path)), node=this_node())
     if listing:
         try:
@@ -100,6 +104,32 @@ def command(
         click.echo(json.dumps(asdict(report), indent=2))
     else:
         _show(report)
+
+
+def _check(
+    container: str | None,
+    peer: str | None,
+    name: str,
+    root: str | None,
+    *,
+    dry_run: bool,
+    resolve: str | None,
+    listing: bool,
+    as_json: bool,
+) -> None:
+    """Raises UsageError for what means nothing beside --list or --resolve, rather than pass it by."""
+    given = {
+        "CONTAINER": container and not resolve,
+        "--to": peer,
+        "--as": name,
+        "--root": root,
+        "--dry-run": dry_run,
+        "--resolve": resolve and listing,
+        "--json": as_json and not listing,
+    }
+    what = "--list" if listing else "--resolve" if resolve else ""
+    if what and (wrong := next((option for option, is_given in given.items() if is_given), "")):
+        raise UsageError(f"could not migrate: {wrong} means nothing with {what}; leave one of them out")
 
 
 def _say(words: str) -> None:
@@ -144,15 +174,21 @@ def _list(here: Here, *, as_json: bool) -> None:
             click.echo(f"warning: {what_is_left(record, plan)}", err=True)
             state = "ended"
         rows.append(_row(record.migration, plan.container_id, f"from {plan.peer}", state))
+    known = {row["migration"] for row in rows}
+    for record in filter(Record.exists, all_of(here.config.away)):
+        if record.migration not in known and (plan := _plan(record, Absent, rows)) is not None:
+            container_id = plan.container_id or plan.owner
+            rows.append(_row(record.migration, container_id, f"to {plan.peer}", "away"))
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None)
     for title in ("MIGRATION", "CONTAINER", "WAY", "STATE"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row.values())
-    Console().print(table)
+    # A program reads lines: one for each, whatever its length.
+    Console(width=None if sys.stdout.isatty() else _ONE_LINE).print(table)
 
 
 def _plan(record: Record, kind: type[T], rows: list[dict[str, str]]) -> T | None:

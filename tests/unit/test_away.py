@@ -1,7 +1,8 @@
-"""Leases of a container that is away from its home, on routed networks."""
+"""A container that is away from its home, on routed networks: its leases, and that it is listed there."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from cluster import config
+from cluster import away, config
 from cluster.away import Absence, Absent
+from cluster.cli import migrate as migrate_cli
 from cluster.here import Here
 from cluster.records import Record
 from netmig import census
@@ -48,7 +50,12 @@ def absence(tmp_path: Path, store: HostLocal) -> Absence:
     record = Record(here.config.away, "0" * 16)
     record.path.mkdir(parents=True)
     absent = Absent(
-        migration="0" * 16, owner="sandbox", identity=identities.encode(POD), peer="b", via=("10.0.0.2",)
+        migration="0" * 16,
+        owner="sandbox",
+        identity=identities.encode(POD),
+        peer="b",
+        via=("10.0.0.2",),
+        container_id="web",
     )
     record.make(absent)
     return Absence(here, record)
@@ -113,3 +120,15 @@ def test_the_leases_of_another_stay_as_they_are(absence: Absence, store: HostLoc
     assert owners(store) == ["other", absence.keeper]
     absence.gone()
     assert owners(store) == ["other"]
+
+
+def test_by_what_another_node_is_reached_is_an_address() -> None:
+    assert away.no_way(("10.0.0.2", "fd00::2")) is None
+    for text in ("", "node-b", "10.0.0.2 ", "10.0.0.2/24", "fe80::1%eth0"):
+        assert away.no_way(("10.0.0.2", text)) == text
+
+
+def test_what_is_away_is_listed_at_home(absence: Absence, capsys: pytest.CaptureFixture[str]) -> None:
+    migrate_cli._list(absence.here, as_json=True)  # pyright: ignore[reportPrivateUsage]
+    row = {"migration": "0" * 16, "container": "web", "way": "to b", "state": "away"}
+    assert json.loads(capsys.readouterr().out) == [row]

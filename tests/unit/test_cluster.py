@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from cluster import away, cargo, config, settle
+from cluster import cargo, config, settle
 from cluster.channel import Channel, Lost, Refused
 from cluster.cli import migrate as migrate_cli
 from cluster.config import split
@@ -468,12 +468,6 @@ def test_a_record_that_fails_in_any_way_stops_no_other(
     ]
     assert seen == ["0" * 16, "1" * 16]
     assert settle.settle_all(here) == []  # told once
-
-
-def test_by_what_another_node_is_reached_is_an_address() -> None:
-    assert away.no_way(("10.0.0.2", "fd00::2")) is None
-    for text in ("", "node-b", "10.0.0.2 ", "10.0.0.2/24", "fe80::1%eth0"):
-        assert away.no_way(("10.0.0.2", text)) == text
 
 
 def test_room_is_asked_of_the_file_system_of_the_state(tmp_path: Path) -> None:

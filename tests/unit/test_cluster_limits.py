@@ -28,7 +28,8 @@ UNCHANGED = {"path": "/x", "memory": 200, "pids_limit": 100, "cpu_weight": 59}
 def now(tmp_path: Path, spec: dict[str, Any], noted: object) -> bytes:
     (tmp_path / "web").mkdir(exist_ok=True)
     (tmp_path / "web" / "state.json").write_text(json.dumps(noted))
-    return as_it_is(json.dumps(spec).encode(), str(tmp_path), "web")
+    (tmp_path / "config.json").write_text(json.dumps(spec))
+    return as_it_is(tmp_path, str(tmp_path), "web")
 
 
 def test_what_was_changed_is_in_the_specification_and_the_rest_as_it_was(tmp_path: Path) -> None:
@@ -60,4 +61,5 @@ def test_a_specification_without_limits_gets_them(tmp_path: Path, spec: dict[str
 )
 def test_without_a_change_not_a_byte_is_another(tmp_path: Path, noted: object) -> None:
     assert now(tmp_path, SPEC, noted) == json.dumps(SPEC).encode()
-    assert as_it_is(b'{ "linux": {} }', str(tmp_path), "none") == b'{ "linux": {} }'
+    (tmp_path / "config.json").write_bytes(b'{ "linux": {} }')
+    assert as_it_is(tmp_path, str(tmp_path), "none") == b'{ "linux": {} }'
