@@ -302,6 +302,9 @@ class _Leaving:
 
     def _move(self) -> None:
         self.tell("freezing and dumping")
+        plan = self.record.plan(Departure)
+        with self._said():
+            self.here.check_runs(plan.engine, plan.root, plan.container_id)
         view = cargo.root_of(self.source.bundle_path)
         image_path = self.record.path / "image"
         image_path.mkdir(mode=0o700)
@@ -312,7 +315,7 @@ class _Leaving:
             keep_tcp=True,
             rootfs="overlay" if view.kind == "overlay" else "full-copy",
             use="move",
-            engine=self.record.plan(Departure).engine,
+            engine=plan.engine,
             on_phase=self._on_phase,
             verdict_path=self.record.path / VERDICT,
         )

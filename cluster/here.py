@@ -48,6 +48,11 @@ class Here:
         except ShimError:
             return ""
 
+    def check_runs(self, engine: str, root: str, container_id: str) -> None:
+        """Raises ShimError unless a container runs: one that was paused meanwhile would wake up elsewhere."""
+        if (status := self.status(engine, root, container_id)) != "running":
+            raise ShimError(f"it is {status or 'gone'} now; only a running container migrates")
+
     def delete(self, engine: str, root: str, container_id: str) -> None:
         """Kill a container and let the runtime forget it."""
         config = self.node.of_engine(engine).config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import trustme
 
 from cluster.records import Departure, Record, new_name
 from tests.migrate.pair import PORT, Pair, Pairs
+from tests.migrate.scenes import Fault
 from tests.netlab.nodes import NETNS, POD_NETWORK
 from tests.support.containers import command
 
@@ -238,6 +240,22 @@ def test_refused(place: Pair, case: str) -> None:
     assert len(beats) > 10
     assert place.never_twice() == ["node1"]
     assert place.leftovers(one, two) == [], said
+
+
+@pytest.mark.skipif(not os.environ.get("TORPOR_SOAK"), reason="long: see ./run soak")
+def test_one_that_is_paused_before_it_freezes(place: Pair, tmp_path: Path) -> None:
+    """It would come up running."""
+    one, two = place.agents
+    fault = Fault(place, "source", "after cluster.cargo:send_base", "cut", tmp_path)
+    fault.reached()
+    one.node.runc("pause", place.container_id)
+    (tmp_path / "go").touch()
+    said = fault.end()
+    assert place.status(one) == "paused"
+    one.node.runc("resume", place.container_id)
+    assert "it is paused now; only a running container migrates" in said
+    assert place.leftovers(one, two) == []
+    assert place.runs_on() == "node1"
 
 
 def test_an_unknown_node(place: Pair) -> None:

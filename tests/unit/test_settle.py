@@ -234,6 +234,17 @@ def test_a_container_does_not_migrate_to_the_node_it_is_on(
     assert not here.config.state.exists()
 
 
+@pytest.mark.parametrize(("status", "words"), [("paused", "it is paused now"), ("", "it is gone now")])
+def test_only_what_runs_is_frozen(
+    here: Here, monkeypatch: pytest.MonkeyPatch, status: str, words: str
+) -> None:
+    monkeypatch.setattr(Here, "status", lambda *_: status)
+    with pytest.raises(ShimError, match=words):
+        here.check_runs("criu", "/run/runc", "c")
+    monkeypatch.setattr(Here, "status", lambda *_: "running")
+    here.check_runs("criu", "/run/runc", "c")
+
+
 def test_nor_by_another_name_of_it(here: Here, asks: Callable[..., Answer]) -> None:
     cast("dict[str, config.Peer]", here.config.peers)["a"] = config.Peer(may_push=True)
     with pytest.raises(Refused, match="'a' is this node itself"):
