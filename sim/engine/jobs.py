@@ -39,6 +39,7 @@ class Job:
     stall_s: float = 0.0
     starts: int = 0
     fruitless: int = 0
+    furthest_s: float = 0.0  # the most work that a checkpoint ever held
     going: bool = False  # it gives its machines back once it is saved
     version: int = 0  # what was planned for an older one is void
     plan: int = 0  # the same for the end of the work
@@ -48,6 +49,11 @@ class Job:
     def rank(self) -> tuple[int, float, int]:
         """Place in the queue, the lowest first."""
         return (-self.kind.priority, self.arrived_s, self.number)
+
+    def kept(self, work_s: float) -> None:
+        """A checkpoint holds so much work."""
+        if work_s > self.furthest_s:
+            self.furthest_s, self.fruitless = work_s, 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Reached, check_ends, job_
 from sim.engine.ledger import Ledger, Outcome, Span, Status
 from sim.engine.stage import Stage
 from sim.engine.streams import Streams
+from sim.engine.terms import SEVERITY
 from sim.errors import SimError
 from sim.maths.laws import Law
 from sim.policies.asked import ask
@@ -57,7 +58,10 @@ class _Run(Stage):
         self.failed_at: dict[int, float] = {}
         self.node_s = dict.fromkeys(("held", "useful"), 0.0)
         self.livelock = False
-        self.storage: Storage | None = config.storage[-1] if config.storage else None
+        # Where checkpoints go: what survives most.
+        self.storage: Storage | None = max(
+            reversed(config.storage), key=lambda one: SEVERITY[one.lost_with], default=None
+        )
 
     # Time
 
@@ -107,8 +111,7 @@ class _Run(Stage):
                 seen = Reached(job.work_s, job.work_s)
             self.ledger.add("goodput", seen.memory_s - job.base_s)
             self.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
-            if seen.kept_s > job.kept_s:
-                job.fruitless = 0
+            job.kept(seen.kept_s)
             job.base_s, job.kept_s = seen.memory_s, seen.kept_s
         elif job.phase != "done":
             self.ledger.add(BUCKET[job.phase], spent_s)
@@ -221,7 +224,7 @@ class _Run(Stage):
 
         def saved(one: Job) -> None:
             one.kept_s = one.base_s
-            one.fruitless = 0
+            one.kept(one.kept_s)
             self.counts["checkpoints"] += 1
             then(one)
 
@@ -319,6 +322,8 @@ class _Run(Stage):
         self.failed_at.setdefault(job.number, self.env.now)
         detection_s = 0.0 if told else self.cost(self.config.costs.detection)
         self.enter(job, "detecting")
+        if self.storage is not None and incident.severity >= SEVERITY[self.storage.lost_with]:
+            job.kept_s = 0.0
         self.drop(job)
         self.tell(job, "failure", incident)
 
