@@ -325,7 +325,7 @@ def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Out
     end_s = played.env.now if done else config.horizon_s
     for replica in played.replicas:
         played.account(replica, end_s)
-    buckets = played.ledger.buckets()
+    buckets, recoveries = played.ledger.buckets(), played.recoveries
     served = [one for one in played.requests if not math.isnan(one.done_s) and one.at_s >= config.warmup_s]
     # Who still waits has waited for so long at least. Without them a service that serves nobody is fastest.
     so_far_s = [end_s - one.at_s for one in played.waiting if one.at_s >= config.warmup_s]
@@ -340,11 +340,11 @@ def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Out
         **_spread("latency", [one.done_s - one.at_s for one in served] + so_far_s),
         "replicas_mean": played.wall_s / end_s if end_s else 0.0,
         "replicas_most": float(played.peak),
-        "recovery_s": math.fsum(played.recoveries) / max(1, len(played.recoveries)),
+        **({"recovery_s": math.fsum(recoveries) / len(recoveries)} if recoveries else {}),
         "cost_usd": played.wall_s * config.costs.node_usd_per_s,
         **played.counts,
     }
-    return Outcome("done" if done else "horizon", metrics, buckets, played.recoveries, played.spans or [])
+    return Outcome("done" if done else "horizon", metrics, buckets, recoveries, played.spans or [])
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:

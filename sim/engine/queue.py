@@ -56,7 +56,8 @@ class _Run(Stage):
         self.numbers = itertools.count()
         self.recoveries: list[float] = []
         self.failed_at: dict[int, float] = {}
-        self.node_s = dict.fromkeys(("held", "useful"), 0.0)
+        self.held_s = self.useful_s = 0.0  # machines had, and the work of jobs that are done
+        self.before = (0.0, 0.0)  # the same at the end of the warm-up
         self.livelock = False
         # Where checkpoints go: what survives most.
         self.storage: Storage | None = max(
@@ -115,7 +116,7 @@ class _Run(Stage):
             job.base_s, job.kept_s = seen.memory_s, seen.kept_s
         elif job.phase != "done":
             self.ledger.add(BUCKET[job.phase], spent_s)
-        self.node_s["held"] += spent_s * len(job.nodes)
+        self.held_s += spent_s * len(job.nodes)
         job.since_s = now_s
 
     def enter(self, job: Job, phase: Phase) -> None:
@@ -162,6 +163,16 @@ class _Run(Stage):
             self.plan_end(job)
         return actions
 
+    def so_far(self, now_s: float) -> tuple[float, float]:
+        """Seconds of machines that jobs had, and of work that is not lost: what is in memory goes on."""
+        held_s, useful_s = self.held_s, self.useful_s
+        for job in self.jobs:
+            if job.phase != "done":
+                done_s = reached(job, now_s).memory_s if job.phase == "working" else job.base_s
+                held_s += (now_s - job.since_s) * len(job.nodes)
+                useful_s += done_s * job.kind.nodes
+        return held_s, useful_s
+
     def start(self, job: Job) -> None:
         self.enter(job, "starting")
         job.nodes = self.nodes.take(job, job.kind.nodes)
@@ -193,7 +204,7 @@ class _Run(Stage):
         self.enter(job, "done")
         job.ended_s = self.env.now
         self.unfinished -= 1
-        self.node_s["useful"] += job.work_s * job.kind.nodes
+        self.useful_s += job.work_s * job.kind.nodes
         self.release(job)
         self.schedule()
 
@@ -377,6 +388,10 @@ class _Run(Stage):
 
     # The whole
 
+    def warm(self) -> None:
+        """From now on machines count."""
+        self.before = self.so_far(self.env.now)
+
     def feed_jobs(self) -> None:
         check_ends(self.config, self.work)
         for number, kind in enumerate(self.work.classes):
@@ -399,8 +414,9 @@ class _Run(Stage):
 
     def play(self) -> Status:
         self.feed_jobs()
-
         self.let_happen()
+        if self.config.warmup_s:
+            self.at(self.config.warmup_s, self.warm)
         while not self.livelock:
             if not self.coming and self.unfinished == 0:
                 return "done"
@@ -418,9 +434,11 @@ def run(config: Config, streams: Streams, policy: Policy, timeline: bool) -> Out
 
     The wall time is that of all jobs together, each from its arrival to its end: `goodput` of it is work.
 
+    Use of machines counts from the end of the warm-up on, times of jobs those that come after it.
+
     Raises:
-        SimError: a class of jobs does not fit the cluster or has no end, or the policy asks for what a queue
-            does not have.
+        SimError: a class of jobs does not fit the cluster or has no end, all jobs are done before the warm-up
+            is over, or the policy asks for what a queue does not have.
 
     """
     work = config.workload
@@ -441,6 +459,13 @@ def _outcome(played: _Run, status: Status) -> Outcome:
     buckets = played.ledger.buckets()
     done = [job for job in played.jobs if job.phase == "done" and job.arrived_s >= config.warmup_s]
     machines = config.cluster.machines
+    counted_s = machines * (end_s - config.warmup_s)
+    if config.warmup_s and counted_s <= 0 and status == "done":
+        raise SimError(
+            f"could not count a queue from {config.warmup_s:g} s on: all jobs are done at {end_s:g} s; "
+            "shorten study.warmup"
+        )
+    held_s, useful_s = (end - begin for end, begin in zip(played.so_far(end_s), played.before, strict=True))
     metrics = {
         "wall_s": wall_s,
         "goodput_s": buckets["goodput"],
@@ -448,20 +473,21 @@ def _outcome(played: _Run, status: Status) -> Outcome:
         "makespan_s": end_s,
         "jobs": float(len(played.jobs)),
         "jobs_done": float(sum(job.phase == "done" for job in played.jobs)),
-        "time_in_system_s": _mean([job.ended_s - job.arrived_s for job in done]),
-        "slowdown": _mean([(job.ended_s - job.arrived_s) / job.work_s for job in done if job.work_s]),
-        "node_utilisation": played.node_s["held"] / (machines * end_s) if end_s else 0.0,
-        "node_goodput": played.node_s["useful"] / (machines * end_s) if end_s else 0.0,
+        **_mean("time_in_system_s", [job.ended_s - job.arrived_s for job in done]),
+        **_mean("slowdown", [(job.ended_s - job.arrived_s) / job.work_s for job in done if job.work_s]),
+        "node_utilisation": held_s / counted_s if counted_s > 0 else 0.0,
+        "node_goodput": useful_s / counted_s if counted_s > 0 else 0.0,
         "lost_work_s": buckets["lost_work"],
-        "recovery_s": _mean(played.recoveries),
+        **_mean("recovery_s", played.recoveries),
         "cost_usd": machines * end_s * config.costs.node_usd_per_s,
         **played.counts,
     }
     for kind in played.work.classes:
         own = [job.ended_s - job.arrived_s for job in done if job.kind is kind]
-        metrics[f"time_in_system.{kind.name}_s"] = _mean(own)
+        metrics |= _mean(f"time_in_system.{kind.name}_s", own)
     return Outcome(status, metrics, buckets, played.recoveries, played.spans or [])
 
 
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+def _mean(name: str, values: list[float]) -> dict[str, float]:
+    """Of none there is no mean, and not one of 0."""
+    return {name: math.fsum(values) / len(values)} if values else {}

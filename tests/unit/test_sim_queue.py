@@ -9,6 +9,7 @@ import pytest
 from sim.engine import queue
 from sim.engine.ledger import Outcome
 from sim.engine.streams import Streams
+from sim.errors import SimError
 from sim.maths.laws import Constant, Fixed
 from sim.policies import registry
 from sim.studies.config import (
@@ -78,3 +79,45 @@ def test_a_job_whose_checkpoints_never_survive_is_given_up() -> None:
     more: dict[str, Any] = {"storage": (level("s", "node", 10.0),), "failures": (failures,)}
     out = play(one_job(1000.0), 1, "periodic", {"interval": 100.0}, **more)
     assert out.status == "livelock"
+
+
+PERIODIC: dict[str, Any] = {"storage": (level("s", "nothing", 0.0),)}
+
+
+def test_work_of_jobs_that_are_not_done_is_useful_too() -> None:
+    out = play(one_job(2000.0, 2), 4, "periodic", {"interval": 100.0}, horizon_s=1000.0, **PERIODIC)
+    assert out.status == "horizon"
+    assert out.metrics["node_goodput"] == out.metrics["node_utilisation"] == pytest.approx(0.5)
+
+
+def test_what_was_lost_by_the_end_is_not_useful() -> None:
+    failures = (TraceFailures("by hand", ((950.0, 1e6, 0),), 1e9),)
+    more: dict[str, Any] = {"failures": failures, "horizon_s": 1000.0} | PERIODIC
+    assert play(one_job(2000.0), 1, "periodic", {"interval": 100.0}, **more).metrics[
+        "node_goodput"
+    ] == pytest.approx(0.9)
+
+
+def test_use_of_machines_before_the_warm_up_is_over_does_not_count() -> None:
+    work = Queue(
+        (
+            JobClass("first", 2, Fixed(650.0), most=1),
+            JobClass("second", 1, Fixed(1000.0), gaps=Fixed(800.0), most=1),
+        )
+    )
+    out = play(work, 2, "periodic", {"interval": 100.0}, horizon_s=1000.0, warmup_s=600.0, **PERIODIC)
+    # Fifty seconds of two nodes and 200 s of one, in 400 s of two.
+    assert out.metrics["node_goodput"] == out.metrics["node_utilisation"] == pytest.approx(300 / 800)
+    assert out.buckets["goodput"] == pytest.approx(850.0)
+
+
+def test_a_warm_up_that_outlasts_all_jobs_is_refused() -> None:
+    with pytest.raises(SimError, match=r"all jobs are done at 100 s; shorten study\.warmup"):
+        play(one_job(100.0), 1, "periodic", {"interval": 10.0}, warmup_s=200.0, **PERIODIC)
+
+
+def test_what_did_not_happen_has_no_mean() -> None:
+    work = Queue((JobClass("long", 1, Fixed(2000.0), most=1), JobClass("short", 1, Fixed(10.0), most=1)))
+    out = play(work, 2, "periodic", {"interval": 100.0}, horizon_s=1000.0, **PERIODIC)
+    assert out.metrics["time_in_system.short_s"] == 10.0
+    assert not {"time_in_system.long_s", "recovery_s"} & out.metrics.keys()
