@@ -292,8 +292,14 @@ def read_storage(
                 section.fail("write", "is missing; give it, or what a checkpoint there stalls")
             own["restore"] = own["restore"] or NO_TIME
         shared = section.flag("shared", False)
+        if shared and math.isinf(write_bps):
+            section.fail("shared", "is true, and there is no bandwidth to share; give write, or leave it out")
         section.done()
         found.append(Storage(name, write_bps, read_bps, shared, lost_with, **own))
+    if all(math.isfinite(one.write_bps) for one in found):
+        for key in ("file", *general):
+            if costs.has(key):
+                costs.fail(key, "is there beside storage, each level of which has a bandwidth; leave it out")
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from sim.errors import SimError
 from sim.policies import registry
-from sim.studies import units
+from sim.studies import agreement, units
 from sim.studies.config import (
     NO_TIME,
     Cluster,
@@ -291,26 +291,8 @@ def _policy(book: Book, entry: _Entry, options: dict[str, Any], config: Config) 
             f"is '{name}', which is for {' or '.join(suits)} and decides nothing for {kind}; choose another "
             "one, 'torpor sim policies' lists them",
         )
-    if name in ("kv-restore", "kv-cheaper"):
-        _caches(book, name, config.workload)
-    job, interval_s = config.workload, spec.options.get("interval")
-    if isinstance(job, Training) and isinstance(interval_s, float) and interval_s >= job.work_s:
-        book.fail(
-            f"{entry.path}.interval",
-            f"is {interval_s:g} s, longer than the work of {job.work_s:g} s; shorten it",
-        )
+    agreement.policy(book, entry.path, spec, config)
     return spec
-
-
-def _caches(book: Book, name: str, service: object) -> None:
-    """Loading a cache takes time, or it would win for nothing."""
-    assert isinstance(service, Inference)
-    for key, missing in (
-        ("cache_per_token", not service.cache_bytes_per_token),
-        ("cache_read", math.isinf(service.cache_read_bps)),
-    ):
-        if missing:
-            book.fail(f"inference.{key}", f"is missing or 0, which policy '{name}' needs; give it")
 
 
 def _canonical(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,32 +360,8 @@ def _config(top: Section) -> Config:
         replications=replications, seed=seed,
     )  # fmt: skip
     top.done()
-    _together(top, study, config)
+    agreement.sections(top, study, config)
     return config
-
-
-def _together(top: Section, study: Section, config: Config) -> None:
-    """What sections must agree on."""
-    work, horizon_s = config.workload, config.horizon_s
-    if config.warmup_s and (config.warmup_s >= horizon_s or not isinstance(work, Queue | Inference)):
-        study.fail(
-            "warmup", "is for a queue or a service, and shorter than the horizon; leave it out, or shorten it"
-        )
-    endless = (
-        (isinstance(work, Training) and math.isinf(work.work_s))
-        or (isinstance(work, Queue) and any(one.most is None for one in work.classes))
-        or (isinstance(work, Inference) and not work.requests.times_s)
-    )
-    if math.isinf(horizon_s) and endless:
-        study.fail("horizon", "is missing, and the work has no end; give a horizon, or work with an end")
-    if isinstance(work, Training | Queue) and not work.state_bytes:
-        for number, storage in enumerate(config.storage):
-            if storage.stall is None:
-                kind = "job" if isinstance(work, Training) else "queue"
-                top.book.fail(
-                    f"{kind}.state",
-                    f"is missing, which storage[{number}].write needs; give it, or a stall there",
-                )
 
 
 def _resolved(

@@ -137,6 +137,16 @@ def _inference(section: Section, cluster: Cluster) -> Inference:
             mean_context=inner.number("mean_context", 1024.0, least=1.0),
             mean_generated=inner.number("mean_generated", 128.0, least=1.0),
         )
+        bursts = {
+            "burst_every": asked.burst_every_s > 0,
+            "burst_for": asked.burst_s > 0,
+            "burst_factor": asked.burst_factor > 1,
+        }
+        if any(bursts.values()) and not all(bursts.values()):
+            missing, given = (
+                next(key for key, is_ in bursts.items() if is_ == known) for known in (False, True)
+            )
+            inner.fail(missing, f"is missing, without which {given} does nothing; give it")
     inner.done()
     least, most = section.count("least", 0), section.count_or("most", cluster.nodes, least=1)
     if least > most:

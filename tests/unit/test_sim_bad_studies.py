@@ -262,7 +262,10 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         r"storage\[0\].write is '20GB'; 'GB' is no unit here",
     ),
     "bandwidth without bytes": (
-        both(drop("job", "state"), put("storage")([{"name": "a", "write": "20Gbps"}])),
+        both(
+            drop("job", "state"),
+            both(drop("costs", "stall"), put("storage")([{"name": "a", "write": "20Gbps"}])),
+        ),
         r"job.state is missing, which storage\[0\].write needs",
     ),
     "more notice than all": (
