@@ -32,15 +32,24 @@ class Around:
         raise NotImplementedError
 
 
+_KEYS = {
+    "the MTBF": "failures",
+    "the cost of a checkpoint": "storage or costs.stall",
+    "the stall of a checkpoint that is written later": "costs.async_stall",
+    "the stall of a copy into another machine's memory": "costs.replica_stall",
+}
+"""Where a study says what a policy needs to know."""
+
+
 def known(policy: str, what: str, value: float | None) -> float:
-    """The value, if anybody knows it.
+    """The value, if anybody knows it. `what`: one of `_KEYS`.
 
     Raises:
         SimError: nobody does.
 
     """
     if value is None:
-        raise SimError(f"could not use policy '{policy}': {what} is not known; give it")
+        raise SimError(f"could not use policy '{policy}': {what} is not known; give a study {_KEYS[what]}")
     return value
 
 

@@ -52,9 +52,14 @@ class _Formula(ABC):
         if event.kind != "start":
             return []
         if state.stall_s is None or state.mtbf_s is None:
-            lacking = "the cost of a checkpoint" if state.stall_s is None else "the MTBF"
+            lacking, keys = (
+                ("the cost of a checkpoint", "storage or costs.stall")
+                if state.stall_s is None
+                else ("the MTBF", "failures")
+            )
             raise SimError(
-                f"could not use policy '{self.name}': {lacking} is not known; give it, or use 'adaptive'"
+                f"could not use policy '{self.name}': {lacking} is not known; give a study {keys}, or use "
+                "'adaptive'"
             )
         stall_s = max(state.stall_s, LEAST_STALL_S)
         return [SetInterval(self._interval_s(stall_s, state.mtbf_s, state.restart_s))]

@@ -183,7 +183,7 @@ def make(
         return made(**arguments)
     except SimError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SimError(
             f"could not make policy '{name}': it raises {type(error).__name__}: {error}; correct its "
             "options, or the policy"
@@ -234,7 +234,7 @@ def _load(name: str) -> Callable[..., Policy]:
         raise SimError(f"could not make policy '{name}': there is none of that name; {hint}")
     try:
         return points[0].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SimError(
             f"could not make policy '{name}': {points[0].value} does not load "
             f"({type(error).__name__}: {error}); repair or remove its package"

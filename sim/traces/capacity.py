@@ -93,8 +93,10 @@ def load_windows(path: Path) -> Windows:
         window_ticks = int(meta["window_ticks"])
         starts = _whole(path, "start_indexes", meta["start_indexes"])
         raw = {str(name): (int(zone["first_tick"]), zone["data"]) for name, zone in zones.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise unusable(path, f"it lacks {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise unusable(path, "it is not an object with meta and zones of capacity") from error
     if not polarity.startswith(("1 = AVAILABLE", "1 = PREEMPTED")):
         raise unusable(path, f"polarity is '{polarity}'; it must begin with 1 = AVAILABLE or 1 = PREEMPTED")
     flip = polarity.startswith("1 = PREEMPTED")

@@ -13,6 +13,11 @@ from click.testing import CliRunner
 from shim.cli.main import main
 
 MODULE = """
+import sys
+
+from sim.policies.base import Checkpoint
+
+
 class Wrong:
     name = "wrong"
 
@@ -24,7 +29,9 @@ class Wrong:
     def on_event(self, state, event):
         if self.how == "raises":
             raise KeyError("gone")
-        return {"none": None, "texts": ["hello"]}[self.how]
+        if self.how == "exits":
+            sys.exit(7)
+        return {"none": None, "texts": ["hello"], "before": [Checkpoint(delay_s=-5000)]}[self.how]
 
 
 class Unknown:
@@ -87,6 +94,8 @@ def said(folder: Path, work: str, policy: str) -> str:
         ("none", r"answers None, which is no list of actions; correct the policy"),
         ("texts", r"answers 'hello', which is no action; correct the policy"),
         ("raises", r"raises KeyError: 'gone'; correct the policy"),
+        ("exits", r"raises SystemExit: 7; correct the policy"),
+        ("before", r"asks for a checkpoint in -5000 s; correct the policy"),
     ],
 )
 def test_a_wrong_answer_is_one_sentence_from_each_engine(

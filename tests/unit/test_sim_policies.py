@@ -201,8 +201,8 @@ def test_a_policy_that_cannot_be_made_is_one_sentence(name: str, options: dict[s
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("daly", "could not use policy 'daly': the cost of a checkpoint is not known"),
-        ("asynchronous", "the stall of a checkpoint that is written later is not known"),
+        ("daly", "could not use policy 'daly': the cost of a checkpoint is not known; give a study storage"),
+        ("asynchronous", "that is written later is not known; give a study costs.async_stall"),
         ("incremental", "the cost of a checkpoint is not known"),
         ("multilevel", "no level heals a failure; give storage and failures"),
         ("in-memory", "the stall of a copy into another machine's memory is not known"),

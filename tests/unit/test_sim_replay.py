@@ -83,7 +83,7 @@ def test_a_formula_sets_its_interval(policy: Policy, interval: float) -> None:
 
 
 def test_a_formula_without_its_inputs_says_which() -> None:
-    with pytest.raises(SimError, match="'daly': the MTBF is not known"):
+    with pytest.raises(SimError, match="'daly': the MTBF is not known; give a study failures, or"):
         replay(Daly(), 100, Costs(1), [])
     with pytest.raises(SimError, match="the cost of a checkpoint is not known"):
         Daly().on_event(State(mtbf_s=1), Event("start"))

@@ -69,6 +69,9 @@ def test_faults_are_paired_and_a_node_with_two_counts_once(tmp_path: Path) -> No
         ([event("a", 1, "start")], "1 faults have no end"),
         ([event("a", 2, "start"), event("a", 1, "end")], "sort the events"),
         ([event("a", 1, "stop")], "fault_start or fault_end"),
+        ([event("a", math.nan, "start"), event("a", math.nan, "end")], "event 0 is at nan days"),
+        ([event("a", 1, "start"), event("a", math.inf, "end")], "event 1 is at inf days"),
+        ([event("a", -1, "start"), event("a", 1, "end")], "event 0 is at -1.0 days"),
         ("[", "not JSON"),
         ("  ", "it is empty"),
     ],
@@ -78,6 +81,21 @@ def test_a_bad_fault_trace_is_refused(tmp_path: Path, document: Any, why: str) -
     with pytest.raises(SimError, match=why) as caught:
         faults.load(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        (("7", "1"), {"1": 1, "7": 7}),
+        (("1", "gpu-a"), {"1": 0, "gpu-a": 1}),
+        (("1", "01"), {"01": 0, "1": 1}),
+        (("1", "\u00b2"), {"1": 0, "\u00b2": 1}),
+    ],
+)
+def test_each_node_of_a_fault_trace_is_one_of_its_own(
+    names: tuple[str, ...], numbers: dict[str, int]
+) -> None:
+    assert faults.numbered([faults.Fault(name, 0, 1, "GPU") for name in names]) == numbers
 
 
 def test_a_weibull_fit_finds_the_law_that_was_drawn_from() -> None:
@@ -110,6 +128,7 @@ def test_a_zone_reads_the_same_whichever_way_round_its_file_is(tmp_path: Path) -
         (windows(zone=(1, True, 0, 1)), "zone a holds True"),
         (windows(zone=()), "zone a is not a list with values"),
         ({"meta": {}, "zones": {}}, "it lacks 'polarity'"),
+        ([{"event_type": "fault_start"}], "it is not an object with meta and zones of capacity"),
     ],
 )
 def test_bad_windows_are_refused(tmp_path: Path, document: Any, why: str) -> None:
@@ -157,6 +176,7 @@ def test_zones_with_prices_are_turned(tmp_path: Path) -> None:
         (priced_zone(prices=[]), "zone zone-a must have one spot price"),
         (priced_zone(data=[0, 2]), "must be 0 and 1"),
         (priced_zone(data=[]), "must be 0 and 1"),
+        (priced_zone(prices=[math.nan] * 3), "must be numbers above 0"),
         (priced_zone(metadata={"gap_seconds": 600}), "zone zone-a lacks 'price_info'"),
         ([], "zone zone-a lacks"),
     ],
@@ -188,6 +208,7 @@ def test_nodes_join_and_leave(tmp_path: Path) -> None:
     [
         ("0,add", "row 1 is not"),
         ("zero,add,a", "row 1 is not"),
+        ("nan,add,a", "row 1 is not"),
         ("0,add,a\n5,drop,a", "row 2 says 'drop'"),
         ("0,remove,a", "remove a, which is not there"),
         ("0,add,a\n1,add,a", "add a, which is there already"),
@@ -214,6 +235,7 @@ def test_requests_are_seconds_after_the_first(tmp_path: Path) -> None:
     [
         ("a,b,c\n", "first row is not"),
         (HEADER + "now,1,2\n", "row 2 is not a time"),
+        (HEADER + "2023-11-16 23:59:57,-1,2\n", "row 2 is not a time"),
         (HEADER + "2023-11-16 00:00:01,1,2\n2023-11-16 00:00:00,1,2\n", "row 3 is earlier"),
         (HEADER + "2023-11-16 00:00:01,1,2\n", "fewer than three"),
     ],
