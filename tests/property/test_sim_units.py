@@ -46,7 +46,7 @@ def test_units_are_what_people_take_them_for() -> None:
         units.size("3gb")
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=9), st.integers(0, 2**32))
+@given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=2, max_size=9), st.integers(0, 2**32))
 def test_measured_times_are_drawn_as_their_survival_says(times: list[float], seed: int) -> None:
     law = Quantiles(tuple(np.linspace(0, 1, len(times)).tolist()), tuple(sorted(times)))
     drawn = law.sample(np.random.default_rng(seed), 2000)
