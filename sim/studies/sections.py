@@ -183,9 +183,7 @@ def trace_file(section: Section, key: str) -> Path:
 def _trace(section: Section, cluster: Cluster) -> TraceFailures:
     path = trace_file(section, "path")
     found = _made(section, "path", lambda: faults.load(path))
-    names = sorted({fault.node for fault in found})
-    # With numbers for names (as in the public trace) a node keeps its number.
-    numbers = {name: int(name) if name.isdigit() else i for i, name in enumerate(names)}
+    numbers = faults.numbered(found)
     nodes = section.count_or("nodes", max(numbers.values()) + 1, least=1)
     if nodes > cluster.machines:
         section.fail(

@@ -57,6 +57,8 @@ def load(path: Path) -> list[Fault]:
             cause = str(event["fault_type"]["Class"])
         except (KeyError, TypeError, ValueError) as error:
             raise unusable(path, f"event {number} lacks {error}") from error
+        if not 0 <= time_d < math.inf:
+            raise unusable(path, f"event {number} is at {time_d} days; it must be a time of 0 or more")
         if kind == "fault_start":
             open_[node].append((time_d, cause))
         elif kind == "fault_end":
@@ -73,6 +75,16 @@ def load(path: Path) -> list[Fault]:
     if not faults:
         raise unusable(path, "it has no faults")
     return sorted(faults, key=lambda fault: (fault.start_d, fault.node))
+
+
+def numbered(faults: Sequence[Fault]) -> dict[str, int]:
+    """A number for each node: its own where all names are numbers, as in the public trace."""
+    names = sorted({fault.node for fault in faults})
+    if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
+        own = {name: int(name) for name in names}
+        if len(set(own.values())) == len(names):
+            return own
+    return {name: number for number, name in enumerate(names)}
 
 
 def span_d(faults: Sequence[Fault]) -> float:

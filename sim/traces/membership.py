@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def load(path: Path) -> list[Change]:
         try:
             milliseconds, verb, node = (field.strip() for field in row)
             time_s = float(milliseconds) / 1000
+            if not math.isfinite(time_s):
+                raise ValueError(milliseconds)
         except ValueError as error:
             raise unusable(path, f"row {number} is not 'milliseconds,add or remove,node'") from error
         if verb not in ("add", "remove"):

@@ -7,6 +7,7 @@ hour. Here 1 stands for preempted, as in all files of that simulator; what is lo
 from __future__ import annotations
 
 import json
+import math
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -61,6 +62,8 @@ def _zone(path: Path, name: str, document: Any) -> PricedZone:
         raise unusable(path, f"zone {name} lacks {error}") from error
     if not preempted or any(type(state) is not int or state not in (0, 1) for state in preempted):
         raise unusable(path, f"the data of zone {name} must be 0 and 1, and some of it")
+    if not all(0 < one < math.inf for one in (tick_s, on_demand, *prices)):
+        raise unusable(path, f"the tick and the prices of zone {name} must be numbers above 0")
     if len(set(prices)) != 1:
         raise unusable(path, f"zone {name} must have one spot price, the same all the time")
     return PricedZone(name, tick_s, [1 - state for state in preempted], prices[0], on_demand)
