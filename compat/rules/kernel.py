@@ -213,10 +213,15 @@ def cgroup_mounts(case: Case) -> Iterator[Finding]:
 
 @rule("cgroup.open", about="node", source="measured: reopened in the cgroups of whoever calls the runtime")
 def cgroup_files(case: Case) -> Iterator[Finding]:
-    """What a task has open of its control groups (cgroup v1) is opened again before the new container's are
+    """What a task has open of its control groups is opened again before the new container's are
     mounted: it would be another's. Close it before the checkpoint.
     """
-    tops = [f"{mount.destination}/" for mount in case.needs.mounts if mount.fstype == "cgroup"]
+    kinds = {"cgroup", "cgroup2"} if case.needs.namespaces.get("cgroup") == "own" else {"cgroup"}
+    tops = [
+        f"{mount.destination}/"
+        for mount in case.needs.mounts
+        if mount.fstype in kinds or (mount.fstype == "cgroup2" and mount.external)
+    ]
     for need in case.needs.files if tops else ():
         if any(f"{need.path}/".startswith(top) for top in tops):
             yield finding(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -42,8 +42,12 @@ _SPOILERS = frozenset(
 _HARMLESS = {("network-lock", "nftables"), ("manage-cgroups", "ignore"), ("tcp-established", "")}
 
 
-def dump_config(script_path: str, *, watched: Iterable[str] = ()) -> str:
-    """The file for a dump; script_path: the action script of this call; watched: see `watches`."""
+def dump_config(script_path: str, *, watched: Iterable[str] = (), outside: Iterable[str] = ()) -> str:
+    """The file for a dump.
+
+    script_path: the action script of this call; watched: see `watches`; outside: mounts that are given again
+    at a restore.
+    """
     return "\n".join(
         [
             "network-lock nftables",
@@ -53,14 +57,26 @@ def dump_config(script_path: str, *, watched: Iterable[str] = ()) -> str:
             "skip-in-flight",
             "link-remap",
             *(f"irmap-scan-path {path}" for path in watched),
+            *(f"external mnt[{path}]:{path}" for path in outside),
             "",
         ]
     )
 
 
-def restore_config(script_path: str, *, held: bool, tcp: Literal["keep", "close"]) -> str:
-    """The file for a restore; held: tasks are left stopped; tcp: what becomes of connections."""
+def restore_config(
+    script_path: str,
+    *,
+    held: bool,
+    tcp: Literal["keep", "close"],
+    outside: Mapping[str, str] | None = None,
+) -> str:
+    """The file for a restore.
+
+    held: tasks are left stopped; tcp: what becomes of connections; outside: mounts that the runtime does not
+    give, and what is mounted there.
+    """
     lines = ["network-lock nftables", f"action-script {script_path}"]
+    lines += [f"external mnt[{path}]:{source}" for path, source in (outside or {}).items()]
     if held:
         lines.append("leave-stopped")
     if tcp == "close":

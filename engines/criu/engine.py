@@ -41,7 +41,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.criu import calls, cgroups, config, foresee, mapped, probe, repair, tree, wire
+from engines.criu import calls, cgroups, config, foresee, mapped, probe, repair, tree, views, wire
 from engines.criu.journal import Journal, mount_points, real_path, start_time
 from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
@@ -171,7 +171,7 @@ class CriuEngine:
         ):
             if made:
                 request.image_path.mkdir(mode=0o700)
-            text = config.dump_config(script.path, watched=outlook.watched)
+            text = config.dump_config(script.path, watched=outlook.watched, outside=outlook.outside)
             Path(journal.config_path).write_bytes(os.fsencode(text))
             ended = self._run(argv, guarded, script, phases, inherit=False)
             if ended.returncode or ended.timed_out or ended.refused:
@@ -256,9 +256,14 @@ class CriuEngine:
         if request.console_socket_path:
             argv += ["--console-socket", str(request.console_socket_path)]
         argv += [*request.extra_args, request.container_id]
-        phases = RestoreStages(request, journal, bundle.sysctls, bundle.cgroup_views)
+        phases = RestoreStages(request, journal, bundle)
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
-            text = config.restore_config(script.path, held=request.held, tcp=request.tcp)
+            text = config.restore_config(
+                script.path,
+                held=request.held,
+                tcp=request.tcp,
+                outside=views.outside(bundle.cgroup_views),
+            )
             Path(journal.config_path).write_text(text)
             ended = self._run(argv, guarded, script, phases, inherit=True)
             if ended.returncode or ended.timed_out or ended.refused:

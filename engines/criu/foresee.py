@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.criu import config, peers, places, tree
+from engines.criu import config, peers, places, tree, views
 from engines.criu.outlook import Outlook
 from engines.criu.repair import borrow
 from engines.criu.watches import watched_paths
@@ -61,6 +61,8 @@ def look(init: int, bundle_path: Path) -> Outlook:
     pids = tree.of(init)
     with contextlib.suppress(OSError):
         _mounts(outlook, init, spec)
+    with contextlib.suppress(OSError):
+        outlook.outside = views.bound(init)
     with contextlib.suppress(OSError):
         _message_queues(outlook, init, spec)
     with contextlib.suppress(OSError):

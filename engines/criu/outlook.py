@@ -12,13 +12,15 @@ class Outlook:
     """What is to be expected.
 
     findings: obstacles. passing: obstacles that may be gone in a moment, which a dump finds out by itself.
-    watched: paths that CRIU must be told (`watches`). timers: periodic timerfds, as pids and descriptors.
+    watched: paths that CRIU must be told (`watches`). outside: mounts that it must be told (`views`).
+    timers: periodic timerfds, as pids and descriptors.
     terminals: pids, descriptors and their flags.
     """
 
     findings: list[Finding] = field(default_factory=list[Finding])
     passing: list[Finding] = field(default_factory=list[Finding])
     watched: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
     timers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     terminals: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
 

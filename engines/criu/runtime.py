@@ -32,7 +32,7 @@ class Bundle:
 
     netns: path of its network namespace, empty if the container makes its own. root_id: what the container's
     root is on the host, 0 without a user namespace. sysctls: of its network namespace. cgroup_views: where
-    its control groups are mounted.
+    its control groups are mounted. cgroup_apart: it has a cgroup namespace.
     """
 
     rootfs_path: Path
@@ -42,6 +42,7 @@ class Bundle:
     root_id: int = 0
     sysctls: Mapping[str, str] = field(default_factory=dict[str, str])
     cgroup_views: tuple[str, ...] = ()
+    cgroup_apart: bool = False
 
 
 class Runtime:
@@ -102,6 +103,7 @@ class Runtime:
                 root_id=_root_id(spec.get("linux", {}).get("uidMappings") or []),
                 sysctls=of_network(spec.get("linux", {}).get("sysctl") or {}),
                 cgroup_views=tuple(map(os.path.normpath, views)),
+                cgroup_apart=any(entry["type"] == "cgroup" for entry in namespaces),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from engines.api import (
@@ -19,7 +18,7 @@ from engines.criu.journal import Journal
 from engines.criu.network import raise_loopback, set_sysctls
 from engines.criu.outlook import Outlook
 from engines.criu.phases import Stage
-from engines.criu.runtime import Container
+from engines.criu.runtime import Bundle, Container
 
 _FREEZE_S = 1.0
 _VFORK_S = 0.002
@@ -132,19 +131,12 @@ class DumpStages:
 class RestoreStages:
     """Answers CRIU at the stages of a restore.
 
-    sysctls: of the network namespace, if it is made anew. cgroup_views: see `views`.
+    bundle: of the new container.
     """
 
-    def __init__(
-        self,
-        request: RestoreRequest,
-        journal: Journal,
-        sysctls: Mapping[str, str],
-        cgroup_views: Collection[str] = (),
-    ) -> None:
+    def __init__(self, request: RestoreRequest, journal: Journal, bundle: Bundle) -> None:
         self._request = request
-        self._sysctls = sysctls
-        self._cgroup_views = cgroup_views
+        self._bundle = bundle
         self._journal = journal
 
     def stage(self, stage: Stage) -> None:
@@ -165,7 +157,8 @@ class RestoreStages:
 
     def _show_cgroups(self, init: int) -> None:
         try:
-            views.mend(tree.of(init), self._cgroup_views, self._journal.groups)
+            places, apart = self._bundle.cgroup_views, self._bundle.cgroup_apart
+            views.mend(tree.of(init), places, self._journal.groups, apart=apart)
         except OSError as error:
             raise RestoreFailed(
                 f"could not restore container '{self._request.container_id}': its control groups cannot be "
@@ -177,7 +170,7 @@ class RestoreStages:
     def _settle(self, netns_path: Path) -> None:
         raise_loopback(netns_path)
         try:
-            set_sysctls(netns_path, self._sysctls)
+            set_sysctls(netns_path, self._bundle.sysctls)
         except OSError as error:
             raise InvalidRequest(
                 f"could not restore container '{self._request.container_id}': {error.filename} of its new "

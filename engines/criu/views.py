@@ -1,7 +1,9 @@
-"""What a restored container sees of its control groups, on cgroup v1 without a cgroup namespace.
+"""What a restored container sees of its control groups.
 
-runc gives such a container binds of its own cgroups. At a restore it binds those of the process that calls
-it: the container would see another's, and write to them where its mounts are writable.
+Version 1, without a cgroup namespace: runc gives such a container binds of its own cgroups. At a restore it
+binds those of the process that calls it: the container would see another's, and write to them where its
+mounts are writable. Version 2, with a cgroup namespace: CRIU makes no such namespace again, and mounts all of
+the hierarchy.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from engines.criu.cgroups import Groups
+from engines.criu.watches import sayable
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
@@ -23,31 +26,58 @@ _FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodir
 _RELATIME = 1 << 21
 
 
-def mend(pids: Iterable[int], places: Collection[str], groups: Groups) -> None:
+def bound(init: int) -> tuple[str, ...]:
+    """Where a container that was restored before has binds of its own cgroups of version 2.
+
+    CRIU dumps them only if it is told that they come from outside. Raises OSError.
+    """
+    found: list[str] = []
+    if os.readlink(f"/proc/{init}/ns/cgroup") == os.readlink("/proc/self/ns/cgroup"):  # noqa: PTH115
+        for line in Path(f"/proc/{init}/mountinfo").read_text(errors="surrogateescape").splitlines():
+            before, _, after = line.partition(" - ")
+            root, point = before.split()[3:5]
+            if after.startswith("cgroup2 ") and root != "/" and sayable(point) == point:
+                found.append(point)
+    return tuple(found)
+
+
+def outside(places: Iterable[str]) -> dict[str, str]:
+    """What is mounted there at first, where such binds are to come. places: see `mend`."""
+    hierarchy = "/sys/fs/cgroup"
+    if not Path(hierarchy, "cgroup.controllers").exists():
+        return {}
+    return {place: hierarchy for place in places if sayable(place) == place}
+
+
+def mend(pids: Iterable[int], places: Collection[str], groups: Groups, *, apart: bool) -> None:
     """Mount a restored container's own cgroups in place of those of somebody else.
 
     pids: its processes, which do not run yet. places: where its specification mounts control groups. groups:
-    those that the runtime made for it. Raises OSError.
+    those that the runtime made for it. apart: it asks for a cgroup namespace. Raises OSError.
     """
     seen: set[str] = set()
     for pid in pids if places else ():
         namespace = os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115
         if namespace not in seen:
             seen.add(namespace)
-            wrong = list(_wrong(pid, places, groups))
+            wrong = list(_wrong(pid, places, groups, apart=apart))
             if wrong:
                 _replace(pid, wrong)
 
 
-def _wrong(pid: int, places: Collection[str], groups: Groups) -> Iterable[tuple[str, str, int]]:
+def _wrong(
+    pid: int, places: Collection[str], groups: Groups, *, apart: bool
+) -> Iterator[tuple[str, str, int]]:
     """Places that show something else, what they should, and the flags of the mounts."""
     for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         point, options = before.split()[4:6]
         kind, _, controllers = after.split(" ", 2)
-        if kind != "cgroup" or os.path.dirname(point) not in places:  # noqa: PTH120
-            continue
-        own = next((groups[name] for name in controllers.split(",") if name in groups), "")
+        own = ""
+        if kind == "cgroup" and os.path.dirname(point) in places:  # noqa: PTH120
+            own = next((groups[name] for name in controllers.split(",") if name in groups), "")
+        elif kind == "cgroup2" and point in places and apart:
+            own = groups.get("", "")
         # In a hierarchy that the runtime did not join, the container is where its caller is.
         if own and not Path(own).samefile(f"/proc/{pid}/root{point}"):
             words = options.split(",")

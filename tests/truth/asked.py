@@ -41,7 +41,7 @@ def differs(pid: int, spec: Spec, old: Spec) -> str:
     found = (
         *_namespaces(pid, spec),
         *_mounts(pid, spec),
-        *_groups(pid),
+        *_groups(pid, spec),
         *_rights(pid, spec),
         *_devices(pid, spec),
         *_kernel_words(pid, spec, old),
@@ -113,16 +113,19 @@ def _mounts(pid: int, spec: Spec) -> Iterator[str]:
             yield f"something is mounted on {path}"
 
 
-def _groups(pid: int) -> Iterator[str]:
-    """On cgroup v1 what is mounted of the control groups is the container's own."""
+def _groups(pid: int, spec: Spec) -> Iterator[str]:
+    """What is mounted of the control groups is the container's own, in version 2 if it is to be apart."""
+    apart = any(entry["type"] == "cgroup" for entry in spec["linux"]["namespaces"])
     words = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     own = {controller: path for _, names, path in words for controller in names.split(",")}
     for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         root, place = before.split()[3:5]
         kind, _, options = after.split()
-        if kind == "cgroup":
+        if kind.startswith("cgroup"):
             wanted = {own[option] for option in options.split(",") if option in own}
+            if kind == "cgroup2":
+                wanted = {own[""] if apart else "/"}
             if root not in wanted:
                 yield f"on {place} are the control groups of '{root}'"
 

@@ -144,6 +144,7 @@ SCENARIOS = (
     _of("control groups mounted, writable", sources.CGROUPS_WRITABLE),
     _of("control groups mounted, a relative path", sources.CGROUPS_WRITABLE, _relative_groups),
     _of("control groups mounted, one of their files open", sources.CGROUPS_OPEN),
+    _of("control groups mounted, a user namespace", sources.CGROUPS_MAPPED),
     _of("a lock on a volume's file, free", sources.LOCK),
     _of("a lock on a volume's file that another has", sources.LOCK, _lock_taken),
 )

@@ -390,6 +390,12 @@ def map_ids(spec: dict[str, Any], path: Path) -> None:
         part.chmod(0o711)
 
 
+def _mapped_groups(spec: dict[str, Any], path: Path) -> None:
+    _mapped(spec, path)
+    CGROUPS.edit(spec, path)
+
+
+CGROUPS_MAPPED = Source(name="cgroups-mapped", args=live("--fill", "1"), edit=_mapped_groups)
 USER_NAMESPACE = Source(name="user-namespace", args=live("--fill", "1"), edit=_mapped)
 
 

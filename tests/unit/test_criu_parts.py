@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engines.api import EngineSettings, EngineUnavailable
-from engines.criu import calls, cgroups, config, journal, phases, wire
+from engines.criu import calls, cgroups, config, journal, phases, views, wire
 from engines.registry import choose, create, names
 from tests.support.containers import until
 
@@ -66,6 +66,14 @@ def test_options_of_a_restore() -> None:
     assert "leave-stopped" in held
     assert "tcp-close" not in held
     assert "tcp-close" in config.restore_config("/s", held=False, tcp="close").splitlines()
+
+
+def test_mounts_that_are_given_from_outside_are_told() -> None:
+    assert "external mnt[/g]:/g" in config.dump_config("/s", outside=["/g"]).splitlines()
+    restored = config.restore_config("/s", held=False, tcp="keep", outside={"/g": "/sys/fs/cgroup"})
+    assert "external mnt[/g]:/sys/fs/cgroup" in restored.splitlines()
+    assert "/g\nx" not in views.outside(["/g\nx"])
+    assert views.bound(os.getpid()) == ()
 
 
 def test_protobuf_fields() -> None:

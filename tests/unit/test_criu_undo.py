@@ -15,6 +15,7 @@ from engines.criu import cgroups, guardian, journal, undo
 from engines.criu.calls import Guarded
 from engines.criu.journal import Journal, start_time
 from engines.criu.phases import Stage
+from engines.criu.runtime import Bundle
 from engines.criu.stages import RestoreStages
 
 
@@ -70,11 +71,14 @@ def test_a_call_that_was_undone_leaves_a_later_one_alone(later: Journal) -> None
     assert untouched(later), "one that went well neither"
 
 
+BUNDLE = Bundle(rootfs_path=Path("/b/rootfs"), netns="", cgroups_path="", annotations={})
+
+
 def test_a_stage_of_a_call_that_was_undone_fails(later: Journal) -> None:
     request = RestoreRequest(
         container_id="c", bundle_path=Path("/b"), image_path=Path(later.image), timeout_s=1
     )
-    stages = RestoreStages(request, a_call(Path(later.state), operation="restore"), {})
+    stages = RestoreStages(request, a_call(Path(later.state), operation="restore"), BUNDLE)
     with pytest.raises(EngineTimeout, match="undone"):
         stages.stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
     assert untouched(later)
@@ -85,7 +89,7 @@ def test_groups_that_were_ours_at_the_restore_are_never_the_container_s(tmp_path
     found = a_call(tmp_path, operation="restore")
     found.write()
     request = RestoreRequest(container_id="c", bundle_path=Path("/b"), image_path=tmp_path, timeout_s=1)
-    RestoreStages(request, found, {}).stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
+    RestoreStages(request, found, BUNDLE).stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
     assert cgroups.of_process("self")
     assert found.groups == {}
 
