@@ -385,7 +385,8 @@ def calibrate_command(timings: tuple[Path, ...], path: Path, as_json: bool) -> N
     for name, phase in found.phases.items():
         at = dict(zip(calibrate.SHARES, phase.times_s, strict=True))
         speed = f"{phase.fit.bytes_per_s / 2**20:.4g}" if phase.fit.bytes_per_s else ""
-        off = f"{100 * phase.error:.0f} %" if phase.error is not None else ""
+        error = phase.error
+        off = "" if error is None else f"{100 * error:.0f} %" if error <= 1 else "over 100 %"
         figures = (phase.mean_s, at[0.05], at[0.5], at[0.95], phase.fit.base_s)
         table.add_row(name, str(phase.n), *(f"{value:.4g}" for value in figures), speed, off)
     screen = console()
@@ -394,6 +395,12 @@ def calibrate_command(timings: tuple[Path, ...], path: Path, as_json: bool) -> N
         f"{found.checkpoints} checkpoints, {found.restores} restores of {', '.join(found.engines)}; {path}",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
+    if len(found.engines) > 1:
+        click.echo(
+            f"warning: times of {' and '.join(found.engines)} are mixed, and a study would draw from all of "
+            "them; give the timings of one engine",
+            err=True,
+        )
 
 
 @click.command("policies")

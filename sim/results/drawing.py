@@ -14,6 +14,12 @@ _One = TypeVar("_One")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 """Okabe and Ito's, which most colour-blind people can tell apart."""
 
+STYLES = (
+    "-", (0, (4, 2)), (0, (1, 1)), (0, (6, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3)),
+    (0, (6, 1, 3, 1)),
+)  # fmt: skip
+"""Of lines: each its own, so that of equal ones each shows through the next."""
+
 BUCKET_COLOURS = {
     "goodput": "#009E73", "startup": "#999999", "checkpoint_stall": "#0072B2", "lost_work": "#D55E00",
     "detection": "#F0E442", "save_after_failure": "#7A5195", "restart": "#E69F00", "restore": "#B07D00",

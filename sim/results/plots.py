@@ -18,6 +18,7 @@ from sim.results.calibrate import PERSIST, RESTORE, STALL, Calibration
 from sim.results.drawing import (
     BUCKET_COLOURS,
     COLOURS,
+    STYLES,
     axis_scale,
     band,
     entitle,
@@ -79,12 +80,12 @@ def interval(several: Sequence[Results]) -> Any:
     longest = max(float(cell.params[key]) for cells in curves.values() for cell in cells)
     size, name = scale(longest / 4)
     figure, axes = new_figure()
-    for colour, (line, cells) in zip(itertools.cycle(COLOURS), curves.items(), strict=False):
-        band(axes, [float(c.params[key]) / size for c in cells], cells, "ettr", color=colour, label=line)
+    for colour, style, (line, cells) in zip(COLOURS, STYLES, curves.items(), strict=False):
+        xs = [float(c.params[key]) / size for c in cells]
+        band(axes, xs, cells, "ettr", color=colour, linestyle=style, label=line)
     marks = [cell for cell in results.cells if cell.policy in FORMULAS and cell.interval_s]
     formulas = some(marks, 2 * len(FORMULAS))
-    styles = itertools.cycle(((0, (1, 1)), (0, (4, 2)), (0, (6, 2, 1, 2)), "-"))
-    for style, cell in zip(styles, formulas, strict=False):
+    for style, cell in zip(STYLES[::-1], formulas, strict=False):
         s, at = cell.summary("ettr"), (cell.interval_s or 0.0) / size
         name_it = f"{label(cell)}: {at:.3g} {name}, ETTR {s.mean:.4f} ± {s.ci95:.1g}"
         axes.axvline(at, color="#000000", linestyle=style, linewidth=0.9, label=name_it)
@@ -254,10 +255,11 @@ def recovery(several: Sequence[Results]) -> Any:
     longest = max(max(cell.recoveries_s) for cell in cells)
     size, name = scale(longest / 10)
     figure, axes = new_figure()
-    for colour, cell in zip(COLOURS, cells, strict=False):
+    for colour, style, cell in zip(COLOURS, STYLES, cells, strict=False):
         xs = sorted(value / size for value in cell.recoveries_s)
         ys = [(number + 1) / len(xs) for number in range(len(xs))]
-        axes.step(xs, ys, where="post", color=colour, linewidth=1.4, label=f"{label(cell)} (n = {len(xs)})")
+        name_it = f"{label(cell)} (n = {len(xs)})"
+        axes.step(xs, ys, where="post", color=colour, linestyle=style, linewidth=1.4, label=name_it)
     shortest = min(min(cell.recoveries_s) for cell in cells)
     if shortest > 0 and longest / shortest > 30:
         axes.set_xscale("log")
@@ -333,9 +335,10 @@ def deadline(several: Sequence[Results]) -> Any:
     if name == "d":
         size, name = 3600.0, "h"
     figure, axes = new_figure()
-    for colour, (line, cells) in zip(itertools.cycle(COLOURS), lines(results, key).items(), strict=False):
+    drawn = zip(itertools.cycle(COLOURS), itertools.cycle(STYLES), lines(results, key).items(), strict=False)
+    for colour, style, (line, cells) in drawn:
         xs = [float(c.params[key]) / size for c in cells]
-        band(axes, xs, cells, "cost_usd", color=colour, label=line)
+        band(axes, xs, cells, "cost_usd", color=colour, linestyle=style, label=line)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"deadline ({name})")
     axes.set_ylabel("cost of the job ($), with 95 % interval")
@@ -347,7 +350,7 @@ def deadline(several: Sequence[Results]) -> Any:
 def spares(several: Sequence[Results]) -> Any:
     """How much of the time a job has all its nodes, against spares; studies side by side."""
     figure, axes = new_figure()
-    colours = itertools.cycle(COLOURS)
+    looks = itertools.cycle(zip(COLOURS, STYLES, strict=True))
     drawn = False
     for results in several:
         key = swept(results, ("cluster.spares",))
@@ -360,9 +363,9 @@ def spares(several: Sequence[Results]) -> Any:
             means = [s.mean for s in found]
             low = [mean - width for mean, width in zip(means, widths, strict=True)]
             high = [mean + width for mean, width in zip(means, widths, strict=True)]
-            colour = next(colours)
+            colour, style = next(looks)
             name = f"{results.title}: {line}" if len(several) > 1 else line
-            axes.plot(xs, means, "o-", markersize=4, color=colour, label=name)
+            axes.plot(xs, means, marker="o", linestyle=style, markersize=4, color=colour, label=name)
             axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
             drawn = True
     if not drawn:
@@ -383,20 +386,22 @@ def _there(cell: Cell) -> Summary:
 def measured(calibration: Calibration) -> Any:
     """What the fit of a calibration foretells against what was measured, and a band of a tenth."""
     figure, axes = new_figure(5.4, 5.0)
-    everything: list[float] = []
     main = (name for name in (STALL, PERSIST, RESTORE) if name in calibration.phases)
     points = [(name, phase) for name in main if (phase := calibration.phases[name]).observed_s]
-    marks = itertools.cycle("osD^v<>P")
-    for number, (name, phase) in enumerate(points):
-        colour = COLOURS[number % len(COLOURS)]
+    seen = [value for _, phase in points for value in phase.observed_s if value > 0]
+    if not seen:
+        raise NotHere("no phase was measured often enough to foretell one of its times from the others")
+    # By what was measured: one time that is foretold as next to nothing would set the axes for all others.
+    low, high = min(seen) / 1.5, max(seen) * 1.5
+    within = there = 0
+    for colour, mark, (name, phase) in zip(COLOURS, "osD^v<>P", points, strict=False):
+        foretold = [min(max(value, low), high) for value in phase.predicted_s]
         axes.plot(
-            phase.observed_s, phase.predicted_s, next(marks), color=colour, markersize=4, alpha=0.8,
+            phase.observed_s, foretold, mark, color=colour, markersize=4, alpha=0.8,
             label=f"{name} (n = {phase.n})",
         )  # fmt: skip
-        everything += [value for value in (*phase.observed_s, *phase.predicted_s) if value > 0]
-    if not everything:
-        raise NotHere("no phase was measured often enough to foretell one of its times from the others")
-    low, high = min(everything) / 1.5, max(everything) * 1.5
+        there += len(foretold)
+        within += sum(low <= value <= high for value in phase.predicted_s)
     axes.plot([low, high], [low, high], color="#444444", linewidth=1)
     axes.fill_between(
         [low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high],
@@ -411,7 +416,9 @@ def measured(calibration: Calibration) -> Any:
     axes.set_xlabel("measured (s)")
     axes.set_ylabel("foretold from the other measurements (s)")
     axes.legend(fontsize=8, frameon=False)
-    axes.set_title("simulated against measured", fontsize=10)
+    entitle(
+        axes, "simulated against measured", (within, there, "times; others are at the edge")
+    )  # fmt: skip
     return figure
 
 

@@ -47,6 +47,16 @@ LIMITS = {
 """What a kind of work leaves out. docs/sim.md has the whole of it."""
 
 
+_GROUPS, _CELLS = 24, 60
+"""So many rankings, and cells with all their figures, are on the page at most; it says so."""
+
+
+def _left_out(there: int, shown: int, what: str) -> str:
+    if there <= shown:
+        return ""
+    return f"<p>The first {shown} of {there} {what}; summary.csv beside the results has all.</p>"
+
+
 def _cells(values: Iterable[str], kind: str = "td") -> str:
     return "".join(f"<{kind}>{value}</{kind}>" for value in values)
 
@@ -94,7 +104,7 @@ def _metrics(cells: Sequence[Cell]) -> str:
         name for name in dict.fromkeys(n for c in cells for n in c.values) if not name.startswith(BUCKET)
     ]
     rows: list[tuple[str, Sequence[str]]] = []
-    for cell in cells[:60]:
+    for cell in cells[:_CELLS]:
         row = [html.escape(cell.name)]
         for name in names:
             if name in cell.values:
@@ -170,7 +180,9 @@ def page(results: Results) -> str:
         f'<p class="question">{escape(results.question)}</p>',
         f"<h2>Answer</h2><p>Judged by <code>{judged.metric}</code>, {judged.words} ({better}).</p>"
         f'<div class="answer">{verdicts}</div>',
-        "<h2>Policies</h2>" + "".join(_ranking(group) for group in found[:24]),
+        "<h2>Policies</h2>"
+        + _left_out(len(found), _GROUPS, "tables")
+        + "".join(_ranking(group) for group in found[:_GROUPS]),
         "<h2>Plots</h2>" + "".join(figures),
         "<h2>Sensitivity</h2>"
         + (
@@ -178,7 +190,9 @@ def page(results: Results) -> str:
             if effects
             else "<p>Nothing was swept.</p>"
         ),
-        "<h2>All figures</h2><p>Mean ± half of the 95 % interval.</p>" + _metrics(results.cells),
+        "<h2>All figures</h2><p>Mean ± half of the 95 % interval.</p>"
+        + _left_out(len(results.cells), _CELLS, "cells")
+        + _metrics(results.cells),
         f"<h2>Seeds and versions</h2><p>{seeds}</p>",
         "<h2>Limits</h2><ul>" + "".join(f"<li>{escape(limit)}</li>" for limit in _limits(results)) + "</ul>",
         f"<h2>Configuration</h2><pre>{escape(results.resolved)}</pre>",

@@ -280,6 +280,7 @@ def test_the_loop_from_timings_to_a_study(tmp_path: Path) -> None:
     measured = tmp_path / "measured.json"
     said = good("calibrate", *sorted(tmp_path.glob("?.json")), "-o", measured)
     assert re.search(r"^stall +9 +24 ", said, re.M)
+    assert "warning" not in said
     assert good("plot", measured).strip() == str(tmp_path / "measured.png")
     (tmp_path / "s.yaml").write_text(STUDY.replace("stall: 30s", "file: measured.json"))
     config = study.load(tmp_path / "s.yaml").cells[0].config
@@ -288,6 +289,16 @@ def test_the_loop_from_timings_to_a_study(tmp_path: Path) -> None:
     good("recommend", tmp_path / "s.yaml", "-o", tmp_path / "policy.json")
     document = json.loads((tmp_path / "policy.json").read_text())
     assert document["inputs"]["files"] == {"measured.json": hashlib.sha256(measured.read_bytes()).hexdigest()}
+
+
+def test_engines_are_not_mixed_in_silence(tmp_path: Path) -> None:
+    for number, engine in enumerate(("criu", "gvisor")):
+        dump = DumpStats(frozen_s=1.0, total_s=2.0, image_bytes=9)
+        timings = Timings(operation="checkpoint", container_id="a", engine=engine, image="/i",
+                          started=f"{number}", total_s=2.0, phases={}, image_bytes=9, dump=dump)  # fmt: skip
+        (tmp_path / f"{number}.json").write_bytes(encode(timings))
+    said = good("calibrate", *sorted(tmp_path.glob("?.json")), "-o", tmp_path / "measured.json")
+    assert "warning: times of criu and gvisor are mixed" in said
 
 
 EXAMPLES = sorted(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.engine.ledger import Span
-from sim.results import plots
+from sim.results import calibrate, plots, report
 from sim.results.tables import Cell, Params, Results, write_atomically
 
 
@@ -103,3 +103,35 @@ def test_results_go_into_what_is_there(tmp_path: Path):
     null.symlink_to("/dev/null")
     write_atomically(null, b"page")
     assert null.is_char_device()
+
+
+def test_equal_curves_and_marks_are_told_apart_by_their_lines() -> None:
+    axes = plots.interval([many(8)]).axes[0]
+    curves = [line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() == "o"]
+    marks = [line for line in axes.get_lines() if line.get_marker() != "o"]
+    for lines in (curves, marks):
+        assert len({line.get_linestyle() + str(line._unscaled_dash_pattern) for line in lines}) == 8
+
+
+def test_one_time_that_is_foretold_wrongly_does_not_set_the_axes() -> None:
+    seen, told = (1.0, 2.0, 4.0), (1.1, 1e-9, 3.9)
+    phase = calibrate.Phase(3, 2.3, (1.0,) * 11, calibrate.Fit(1.0, None), seen, told, 0.1)
+    axes = plots.measured(calibrate.Calibration(("criu",), 3, 0, (1.0,) * 11, {"stall": phase}, ())).axes[0]
+    assert axes.get_ylim() == axes.get_xlim() == (pytest.approx(1 / 1.5), pytest.approx(6.0))
+    assert axes.get_title().endswith("2 of 3 times; others are at the edge")
+
+
+def test_a_report_says_what_it_leaves_out() -> None:
+    cells = [
+        Cell(
+            f"{number}",
+            "daly",
+            {"policy": "daly", "costs.restart": number},
+            values={"ettr": [0.5, 0.6], "bucket.goodput": [5.0, 6.0]},
+        )
+        for number in range(61)
+    ]
+    said = report.page(Results("long", "", "", 0, "training", "", cells))
+    assert "The first 24 of 61 tables" in said and "The first 60 of 61 cells" in said
+    said = report.page(Results("short", "", "", 0, "training", "", cells[:24]))
+    assert "The first" not in said
