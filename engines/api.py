@@ -254,8 +254,10 @@ class FileNeed:
 
     size_bytes: -1 where the engine did not record it; mode: permission bits, -1 likewise;
     build_id: hex of the ELF build id, empty if none or not told. kind: "any" where the engine does not tell.
-    use: what tasks have it for: "open" means open or mapped, "socket" that a unix socket is bound in it or to
-    it (then nothing at all may be there too). writable: it is open for writing.
+    use: what tasks have it for: "open" means open or mapped, "socket" that a unix socket is bound in it or
+    to it (then nothing at all may be there too), "deleted" that it was open and is made again for a moment,
+    "link" that it keeps a file of which an open name was removed. writable: it is open for writing;
+    executed: it is a task's program.
     """
 
     path: str  # inside the container
@@ -263,8 +265,9 @@ class FileNeed:
     mode: int
     build_id: str = ""
     kind: Literal["file", "directory", "fifo", "socket", "any"] = "file"
-    use: Literal["open", "working-directory", "watched", "socket"] = "open"
+    use: Literal["open", "working-directory", "watched", "socket", "deleted", "link"] = "open"
     writable: bool = False
+    executed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

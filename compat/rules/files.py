@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engines.places import source
 
 @rule(
     *("files.missing", "files.size", "files.mode", "files.build-id", "files.immutable", "files.in-way"),
+    *("files.read-only", "files.busy"),
     about="here",
     source="CRIU compares size and mode and fails; another build of the same size was seen to crash later",
 )
@@ -41,14 +43,17 @@ def files(
     """What tasks have open or mapped must be there, of the same kind, size and mode: CRIU refuses anything
     else. Of programs and libraries the build is compared too, which CRIU does not do: another one crashes
     later. The same goes for working directories, for what is watched and for where unix sockets are bound.
-    What was open for writing must not be immutable (chattr +i), and only a socket may be where one is bound.
-
-    complete: the image's changes are already in the root file system; else only what the spec binds in from
-    elsewhere can be looked at.
+    What was open for writing must not be immutable (chattr +i) nor a program that somebody runs here, a
+    program that is restored must not be open for writing, and only a socket may be where one is bound.
+    Where there is one, or a file that is open for writing or was deleted, the file system must be writable;
+    and a file that had two names, of which an open one was removed, is only in the volume of the dump
+    itself. complete: the image's changes are already in the root file system; else only what the spec binds
+    in from elsewhere can be looked at.
     """
     place = Places(needs, spec, rootfs_path, complete=complete)
+    running = Running()
     for need in needs.files:
-        yield from _same_file(need, place, content=complete)
+        yield from _same_file(need, place, running, content=complete)
 
 
 class Places:
@@ -89,14 +94,38 @@ _USES: Mapping[str, str] = {
     "working-directory": "tasks of the image work in '{}'",
     "watched": "tasks of the image watch '{}'",
     "socket": "the image has a unix socket in '{}'",
+    "link": "the image has a file open whose name was removed, and which the dump kept as '{}'",
 }
 
 
-def _same_file(need: FileNeed, place: Places, *, content: bool) -> Iterator[Finding]:
+class Running:
+    """Which files somebody on this node runs as programs; read once, when somebody asks."""
+
+    @cached_property
+    def _programs(self) -> set[tuple[int, int]]:
+        found: set[tuple[int, int]] = set()
+        for pid in os.listdir("/proc"):  # noqa: PTH208  # there may be very many
+            if pid.isdecimal():
+                with contextlib.suppress(OSError):  # it has ended, or is the kernel's own
+                    program = os.stat(f"/proc/{pid}/exe")  # noqa: PTH116
+                    found.add((program.st_dev, program.st_ino))
+        return found
+
+    def has(self, status: os.stat_result) -> bool:
+        """Whether a file is one of them."""
+        return (status.st_dev, status.st_ino) in self._programs
+
+
+def _same_file(need: FileNeed, place: Places, running: Running, *, content: bool) -> Iterator[Finding]:
     remedy = "restore over the container image and the volumes of the dump"
     if need.kind == "socket":
         yield from _socket_place(need, place)
         return
+    if need.use == "deleted":
+        yield from _ghost_place(need, place)
+        return
+    if need.use == "link":
+        remedy = "restore over the volume of the dump itself, which no other restore has used yet"
     use = _USES[need.use].format(need.path)
     try:
         path = place.of(need.path)
@@ -130,6 +159,22 @@ def _same_file(need: FileNeed, place: Places, *, content: bool) -> Iterator[Find
             f"{use} for writing, and here it is immutable",
             f"let it be written to (chattr -i '{path}')",
         )
+    elif need.writable and _is_read_only(path):
+        yield _read_only(f"{use} for writing", path)
+    elif need.writable and stat.S_ISREG(found.st_mode) and running.has(found):
+        yield finding(
+            "files.busy",
+            "refuse",
+            f"{use} for writing, and here it is a program that somebody runs",
+            "end that program, or give the container a volume of its own",
+        )
+    elif need.executed and not _may_run(path):
+        yield finding(
+            "files.busy",
+            "refuse",
+            f"tasks of the image run '{need.path}', which somebody here has open for writing",
+            "end the other one, or give the container a volume of its own",
+        )
     elif content and need.build_id and not _may_be_build(need.build_id, path):
         yield finding(
             "files.build-id",
@@ -140,15 +185,69 @@ def _same_file(need: FileNeed, place: Places, *, content: bool) -> Iterator[Find
 
 
 def _socket_place(need: FileNeed, place: Places) -> Iterator[Finding]:
-    with contextlib.suppress(OSError, ValueError):  # nothing is there, or its directory is missing: told
+    with contextlib.suppress(OSError, ValueError):  # its directory is missing: told
         path = place.of(need.path)
-        if path is not None and not stat.S_ISSOCK(path.lstat().st_mode):
+        if path is None:
+            return
+        if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
             yield finding(
                 "files.in-way",
                 "refuse",
                 f"the image has a unix socket bound to '{need.path}', where something else is here",
                 f"remove '{path}'",
             )
+        elif _is_read_only(path):
+            yield _read_only(f"the image has a unix socket bound to '{need.path}'", path)
+
+
+def _ghost_place(need: FileNeed, place: Places) -> Iterator[Finding]:
+    """CRIU makes a deleted file again for a moment, and directories above it that are missing."""
+    with contextlib.suppress(OSError, ValueError):  # too many links, or no name: then nobody knows
+        path = place.of(need.path)
+        above = next((folder for folder in path.parents if os.path.lexists(folder)), None) if path else None
+        use = f"the image has the deleted file '{need.path}' open"
+        if above and not above.is_dir():
+            message = f"{use}, and '{above}' is no directory here"
+            yield finding("files.in-way", "refuse", message, f"remove '{above}'")
+        elif above and _is_read_only(above):
+            yield _read_only(use, above)
+
+
+def _is_read_only(path: Path) -> bool:
+    """Whether the file system of a path, or of the directory where it would be, takes no writes. (A mount
+    that alone is read-only does not matter: the restored one is as it was.)
+    """
+    place = path if os.path.lexists(path) else path.parent
+    with contextlib.suppress(OSError):
+        if not os.statvfs(place).f_flag & os.ST_RDONLY:
+            return False
+        descriptor = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        finally:
+            os.close(descriptor)
+        number = told.partition("mnt_id:")[2].split()[0]
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            if line.startswith(f"{number} "):
+                return line.rpartition(" ")[2].split(",")[0] == "ro"
+    return False
+
+
+def _read_only(use: str, path: Path) -> Finding:
+    return finding(
+        "files.read-only",
+        "refuse",
+        f"{use}, and here that file system is read-only",
+        f"mount what '{path}' lies on so that it can be written to",
+    )
+
+
+def _may_run(path: Path) -> bool:
+    """Whether nobody has a program open for writing, as far as that can be known: a lease tells."""
+    try:
+        return _lease(path, exclusive=False)
+    except OSError:
+        return True
 
 
 def _is_immutable(path: Path) -> bool:
@@ -240,7 +339,11 @@ def locked(case: Case) -> Iterator[Finding]:
                     f"the image has a lock on '{need.path}', which process {other.pid} has on this node",
                     "end the other one, or give the container a volume of its own",
                 )
-            elif need.kind == "lease" and stat.S_ISREG(status.st_mode) and not _lease(path, need):
+            elif (
+                need.kind == "lease"
+                and stat.S_ISREG(status.st_mode)
+                and not _lease(path, exclusive=need.exclusive)
+            ):
                 yield finding(
                     "files.locked",
                     "refuse",
@@ -249,11 +352,11 @@ def locked(case: Case) -> Iterator[Finding]:
                 )
 
 
-def _lease(path: Path, need: LockNeed) -> bool:
+def _lease(path: Path, *, exclusive: bool) -> bool:
     """Whether the kernel gives a lease on a file: it is taken for a moment. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK if need.exclusive else fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
         return error.errno not in {errno.EAGAIN, errno.EBUSY}

@@ -10,7 +10,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engines.api import AbstractNeed, DeviceNeed, FileNeed, ImageCorrupt, PrivilegedNeed, SocketNeed
@@ -24,6 +24,7 @@ _PTY = 1
 _PTMX_MINOR = 2
 _TTYAUX_MAJOR = 5
 _O_ACCMODE = 3
+_LINKED, _GHOST = 0, 1
 _USK_EXTERN, _USK_INHERIT = 1 << 0, 1 << 3
 _PROTOCOLS: Mapping[int, Literal["tcp", "udp"]] = {6: "tcp", 17: "udp"}
 _STATES: Mapping[int, str] = {
@@ -74,15 +75,21 @@ class Opened:
     privileged: tuple[PrivilegedNeed, ...]
 
 
-def read(reader: ImageReader, mounts: Iterable[Message], homes: Collection[int] = ()) -> Opened:
+def read(
+    reader: ImageReader,
+    mounts: Iterable[Message],
+    homes: Collection[int] = (),
+    executed: Collection[int] = (),
+) -> Opened:
     """Everything that the image's tasks have open.
 
     mounts: entries of the image's mount tables. homes: numbers of the files that are somebody's working
-    directory. Raises ImageCorrupt.
+    directory; executed: that are somebody's program. Raises ImageCorrupt.
     """
     entries = reader.read("files.img", "FILES")
     by_id = {int(mount.mnt_id): mount for mount in mounts}
-    carried = _carried(reader)
+    remapped = _remapped(reader)
+    links = {number for kind, number in remapped.values() if kind == _LINKED}
     # A terminal has a regular file's entry too, for its path. Its kind stands in tty-info.img.
     of_terminals = {int(entry.tty.regf_id) for entry in entries if entry.HasField("tty")}
     files: dict[tuple[str, str], FileNeed] = {}
@@ -99,9 +106,18 @@ def read(reader: ImageReader, mounts: Iterable[Message], homes: Collection[int] 
             kind = stat.S_IFMT(int(entry.reg.mode))
             if kind in (stat.S_IFCHR, stat.S_IFBLK) and int(entry.reg.id) not in of_terminals:
                 devices.append(nodes.need(entry.reg))
-            elif kind in _HELD and int(entry.reg.id) not in carried and _on_disk(entry.reg, by_id):
-                need = _file(entry.reg, at_home=int(entry.reg.id) in homes)
-                files[need.path, need.use] = need
+            elif _on_disk(entry.reg, by_id):
+                number = int(entry.reg.id)
+                if number in links:
+                    need = _beside(entry.reg, "link")
+                elif number in remapped:
+                    need = _beside(entry.reg, "deleted") if remapped[number][0] == _GHOST else None
+                elif kind in _HELD:
+                    need = _file(entry.reg, at_home=number in homes, executed=number in executed)
+                else:
+                    need = None
+                if need:
+                    files[need.path, need.use] = _both(files.get((need.path, need.use)), need)
         elif entry.HasField("isk"):
             sockets.append(_socket(entry.isk))
         elif entry.HasField("usk") and int(entry.usk.uflags) & (_USK_EXTERN | _USK_INHERIT):
@@ -144,11 +160,33 @@ def _privileged(entry: Message) -> Iterator[PrivilegedNeed]:
 # --- regular files -------------------------------------------------------------------------------------
 
 
-def _carried(reader: ImageReader) -> set[int]:
-    """Files that were deleted while open: the image holds them, the root filesystem does not."""
+def _remapped(reader: ImageReader) -> dict[int, tuple[int, int]]:
+    """Files of which an open name was removed: how they are kept, and in which file. A ghost is in the image,
+    and is made again for a moment; one with other names lies under one of CRIU's own beside the removed one.
+    """
     if not reader.exists("remap-fpath.img"):
-        return set()
-    return {int(entry.orig_id) for entry in reader.read("remap-fpath.img", "REMAP_FPATH")}
+        return {}
+    return {
+        int(entry.orig_id): (int(entry.remap_type), int(entry.remap_id))
+        for entry in reader.read("remap-fpath.img", "REMAP_FPATH")
+    }
+
+
+def _beside(reg: Message, use: Literal["deleted", "link"]) -> FileNeed:
+    return FileNeed(path=_path(reg), size_bytes=-1, mode=-1, kind="any", use=use, writable=True)
+
+
+def _both(one: FileNeed | None, other: FileNeed) -> FileNeed:
+    """A file that is open several times, maybe for writing too."""
+    if one is None:
+        return other
+    return replace(
+        other,
+        size_bytes=max(one.size_bytes, other.size_bytes),
+        build_id=one.build_id or other.build_id,
+        writable=one.writable or other.writable,
+        executed=one.executed or other.executed,
+    )
 
 
 def _on_disk(reg: Message, mounts: Mapping[int, Message]) -> bool:
@@ -160,7 +198,7 @@ def _path(reg: Message) -> str:
     return "/" + text(reg.name).lstrip("/")
 
 
-def _file(reg: Message, *, at_home: bool) -> FileNeed:
+def _file(reg: Message, *, at_home: bool, executed: bool) -> FileNeed:
     kind = _HELD[stat.S_IFMT(int(reg.mode))]
     # A file that is only appended to may have grown: CRIU restores it all the same.
     sized = kind == "file" and reg.HasField("size") and not int(reg.flags) & os.O_APPEND
@@ -172,6 +210,7 @@ def _file(reg: Message, *, at_home: bool) -> FileNeed:
         kind=kind,
         use="working-directory" if at_home else "open",
         writable=bool(int(reg.flags) & _O_ACCMODE),
+        executed=executed,
     )
 
 

@@ -80,6 +80,7 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
     mappings = processor.Mappings()
     state: set[str] = set()
     homes: set[int] = set()
+    executed: set[int] = set()
     tables: dict[int, int] = {}
     for process in processes:
         core = reader.one(f"core-{process.pid}.img", "CORE")
@@ -108,7 +109,8 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
                 )
             )
         arch = arch or processor.machine(core)
-        size, page_bytes = _memory(reader, process.pid, mappings)
+        size, page_bytes, program = _memory(reader, process.pid, mappings)
+        executed.add(program)
         memory_bytes += size
     if not tasks:
         raise _corrupt(reader, "it holds no live task")
@@ -125,6 +127,7 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
         state=tuple(sorted(state)),
         arch=arch,
         homes=homes,
+        executed=executed,
         tables=tables,
     )
 
@@ -143,6 +146,7 @@ def _needs(
     state: tuple[str, ...],
     arch: str,
     homes: set[int],
+    executed: set[int],
     tables: Mapping[int, int],
 ) -> Needs:
     entries = {
@@ -152,7 +156,7 @@ def _needs(
     }
     mounts = tuple(_mount(entry) for entry in entries.get(init["mount"], ()))
     mounted = [entry for table in entries.values() for entry in table]
-    opened = descriptors.read(reader, mounted, homes)
+    opened = descriptors.read(reader, mounted, homes, executed)
     uid_map, gid_map = _id_maps(reader, init["user"])
     run_id = str(inventory.dump_criu_run_id)
     return Needs(
@@ -281,14 +285,16 @@ def _xsave(core: Message) -> bool | None:
 # --- memory --------------------------------------------------------------------------------------------
 
 
-def _memory(reader: ImageReader, pid: int, mappings: processor.Mappings) -> tuple[int, int]:
-    """Bytes that one process has in the image or in its parents, and the size of a page."""
+def _memory(reader: ImageReader, pid: int, mappings: processor.Mappings) -> tuple[int, int, int]:
+    """Bytes that one process has in the image or in its parents, the size of a page, and the number of the
+    file that is its program.
+    """
     mm = reader.one(f"mm-{pid}.img", "MM")
     mappings.add(mm)
     pages = shared.pages(reader, f"pagemap-{pid}.img")
     words = [int(word) for word in mm.mm_saved_auxv]
     page_bytes = dict(zip(words[::2], words[1::2], strict=False)).get(_AT_PAGESZ, 4096)
-    return pages * page_bytes, page_bytes
+    return pages * page_bytes, page_bytes, int(mm.exe_file_id)
 
 
 # --- namespaces and mounts -----------------------------------------------------------------------------

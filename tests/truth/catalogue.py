@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.truth import files, gpus, journeys, limits, mounts, network, node, rights, sandboxes, wording
+from tests.truth import (
+    files,
+    gpus,
+    journeys,
+    limits,
+    mounts,
+    network,
+    node,
+    rights,
+    sandboxes,
+    volumes,
+    wording,
+)
 from tests.truth.scenario import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -12,6 +24,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *rights.SCENARIOS,
     *node.SCENARIOS,
     *limits.SCENARIOS,
+    *volumes.SCENARIOS,
     *wording.SCENARIOS,
     *sandboxes.SCENARIOS,
     *gpus.SCENARIOS,

@@ -58,6 +58,8 @@ MET: Mapping[str, str] = {
     "files.locked": "a lock on a volume's file that another has",
     "files.missing": "an open file is missing",
     "files.mode": "an open file has another mode",
+    "files.read-only": "a file open in a volume that is read-only",
+    "files.busy": "a program that another has open for writing",
     "files.size": "an open file has grown",
     "spec.ipc": "the host's ipc in place of its own",
     "spec.uts": "the host's uts in place of its own",

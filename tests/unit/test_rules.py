@@ -287,7 +287,7 @@ ELSEWHERE = {
     *("files.missing", "files.size", "files.mode", "files.build-id", "mounts.missing", "mounts.added"),
     *("mounts.source", "mounts.place", "mounts.reach", "files.locked", "spec.namespaces"),
     *("place.ports", "place.pids", "place.cpus", "place.names", "place.interface", "spec.limits"),
-    *("files.immutable", "files.in-way", "spec.words"),
+    *("files.immutable", "files.in-way", "files.read-only", "files.busy", "spec.words"),
 }
 """Rules that look at this machine, tested in test_rules_here.py, test_rules_words.py and test_compat.py."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 from dataclasses import replace
@@ -394,6 +395,57 @@ def test_only_a_socket_may_be_where_one_is_bound(tmp_path: Path):
     (tmp_path / "sock").unlink()
     (tmp_path / "sock").mkdir()
     assert named(case.found(), "files.in-way") == ["refuse"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_what_is_written_needs_a_writable_file_system(tmp_path: Path):
+    subprocess.run(["mount", "-t", "tmpfs", "torpor-test", tmp_path], check=True)
+    log = FileNeed(path="/vol/log", size_bytes=0, mode=-1)
+    gone = FileNeed(path="/vol/sub/gone", size_bytes=-1, mode=-1, kind="any", use="deleted")
+    sock = FileNeed(path="/vol/sock", size_bytes=-1, mode=-1, kind="socket", use="socket")
+    try:
+        (tmp_path / "log").touch()
+        writing = [replace(log, writable=True), gone, sock]
+        assert in_volume(tmp_path, files=(*writing, log)).found() == ()
+        subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+        assert in_volume(tmp_path, files=(*writing, log)).found() == ()
+        subprocess.run(["mount", "-o", "remount,ro", tmp_path], check=True)
+        for need in writing:
+            assert named(in_volume(tmp_path, files=(need,)).found(), "files.read-only") == ["refuse"]
+        assert in_volume(tmp_path, files=(log,)).found() == ()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_file_is_no_place_for_a_deleted_one(tmp_path: Path):
+    gone = FileNeed(path="/vol/sub/gone", size_bytes=-1, mode=-1, kind="any", use="deleted")
+    assert in_volume(tmp_path, files=(gone,)).found() == ()
+    (tmp_path / "sub").touch()
+    assert named(in_volume(tmp_path, files=(gone,)).found(), "files.in-way") == ["refuse"]
+
+
+def test_a_removed_name_is_kept_in_one_volume_only(tmp_path: Path):
+    link = FileNeed(path="/vol/link_remap.3", size_bytes=-1, mode=-1, kind="any", use="link", writable=True)
+    (found,) = in_volume(tmp_path, files=(link,)).found()
+    assert (found.rule, "the volume of the dump itself" in found.remedy) == ("files.missing", True)
+    (tmp_path / "link_remap.3").touch()
+    assert in_volume(tmp_path, files=(link,)).found() == ()
+
+
+def test_programs_are_not_written_to(tmp_path: Path):
+    shutil.copy("/bin/sleep", tmp_path / "sleep")
+    need = FileNeed(path="/vol/sleep", size_bytes=-1, mode=-1)
+    writing, run = (
+        in_volume(tmp_path, files=(replace(need, **{k: True}),)) for k in ("writable", "executed")
+    )
+    assert writing.found() == run.found() == ()
+    with (tmp_path / "sleep").open("r+b"):
+        assert writing.found() == ()
+        assert named(run.found(), "files.busy") == ["refuse"]
+    with subprocess.Popen([tmp_path / "sleep", "60"]) as process:
+        assert run.found() == ()
+        assert named(writing.found(), "files.busy") == ["refuse"]
+        process.kill()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files immutable")
