@@ -9,6 +9,7 @@ its bytes. Nothing done is lost.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from sim.policies.asked import ask
 from sim.policies.base import Action, Event, Place, Policy, Probe, Region, RunOn, State
 
 PROBE_S = 60.0
+MOST_ANSWERS = 10_000
+"""Of a policy at one tick: more, and it goes round in circles."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,14 @@ class _Game:
         if self.lasting:
             state.regions = self.seen(tick)
         actions = ask(self.policy, state, Event("tick"))
-        while actions:
+        for turn in itertools.count():
+            if not actions:
+                return
+            if turn == MOST_ANSWERS:
+                raise SimError(
+                    f"could not run a job with '{self.policy.name}': at one tick it answers {turn} times; "
+                    "answer nothing once it is where you want it"
+                )
             success = False
             for action in actions:
                 success = self.do(action, tick)

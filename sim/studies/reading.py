@@ -20,6 +20,9 @@ Tree = Mapping[str, Any]
 Value = str | float | int | bool
 T = TypeVar("T")
 
+MOST_VALUES = 1_000_000
+"""Of a study file."""
+
 _MISSING = object()
 
 
@@ -83,8 +86,12 @@ def parse(path: Path) -> dict[str, Any]:
         raise bad("it is no text; give a YAML file") from error
     try:
         node = yaml.compose(text, Loader=_Loader)
-        if node is not None and _cyclic(node, ()):
-            raise bad("it refers to itself (*); write the values out")
+        if node is not None:
+            weight = _weight(node, {})
+            if math.isinf(weight):
+                raise bad("it refers to itself (*); write the values out")
+            if weight > MOST_VALUES:
+                raise bad(f"what it refers to (*) comes to {weight:.2g} values; write fewer")
         document: Any = yaml.load(text, Loader=_Loader)  # noqa: S506  # a safe loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -102,15 +109,19 @@ def parse(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", document)
 
 
-def _cyclic(node: yaml.Node, above: tuple[int, ...]) -> bool:
-    if id(node) in above:
-        return True
+def _weight(node: yaml.Node, known: dict[int, float]) -> float:
+    """Values in a node, what it refers to counted each time; infinite if it refers to itself."""
+    # Infinite until it is known: whoever asks meanwhile is inside of it.
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = math.inf
     inside: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         inside = [one for pair in node.value for one in pair]
     elif isinstance(node, yaml.SequenceNode):
         inside = node.value
-    return any(_cyclic(one, (*above, id(node))) for one in inside)
+    known[id(node)] = 1.0 + sum(_weight(one, known) for one in inside)
+    return known[id(node)]
 
 
 def shown(value: object) -> str:
@@ -296,13 +307,15 @@ class Section:
         self.note(key, float(raw), raw)
         return float(raw)
 
-    def count(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+    def count(self, key: str, default: int | None = None, *, least: int = 0, most: float = math.inf) -> int:
         """A whole number."""
         raw = self.get(key, _MISSING if default is None else default)
         if isinstance(raw, bool) or not isinstance(raw, int | float) or not _finite(raw) or raw % 1:
             self.fail(key, f"is {shown(raw)}; it must be a whole number")
         if raw < least:
             self.fail(key, f"is {raw:g}; it must be {least} or more")
+        if raw > most:
+            self.fail(key, f"is {raw:g}; it must be at most {most}")
         self.note(key, int(raw), int(raw))
         return int(raw)
 

@@ -30,6 +30,9 @@ from sim.studies.reading import Section
 from sim.traces import faults
 
 DAY_S = 86400.0
+MOST_MACHINES = 1_000_000
+RAREST = 1e-5
+"""Share of failures or of predictions: all that is between two has to be kept."""
 LawKind = Literal["fixed", "exponential", "weibull", "lognormal", "quantiles"]
 _LAWS: tuple[LawKind, ...] = ("fixed", "exponential", "weibull", "lognormal", "quantiles")
 FailureLaw = Literal["exponential", "weibull", "lognormal"]
@@ -119,9 +122,9 @@ def _gaps(section: Section, kind: FailureLaw, what: str) -> Law:
 def read_cluster(section: Section) -> Cluster:
     """The machines."""
     found = Cluster(
-        nodes=section.count("nodes", least=1),
+        nodes=section.count("nodes", least=1, most=MOST_MACHINES),
         gpus_per_node=section.count("gpus_per_node", 8, least=1),
-        spares=section.count("spares", 0),
+        spares=section.count("spares", 0, most=MOST_MACHINES),
         racks=section.count("racks", 0),
         switches=section.count("switches", 0),
     )
@@ -249,13 +252,11 @@ def read_notices(
                 section.fail("kind", "is predictor, and there are no failures to predict; give failures")
             if any(isinstance(other, Predictor) for other in found):
                 section.fail("kind", "is predictor once more; give one")
-            found.append(
-                Predictor(
-                    section.number("precision", above=True, most=1.0),
-                    section.number("recall", most=1.0),
-                    section.time("lead"),
-                )
-            )
+            precision = section.number("precision", least=RAREST, most=1.0)
+            recall = section.number("recall", most=1.0)
+            if 0 < recall < RAREST:
+                section.fail("recall", f"is {recall:g}; it must be 0, or {RAREST:g} or more")
+            found.append(Predictor(precision, recall, section.time("lead")))
         section.done()
     return tuple(found)
 

@@ -20,7 +20,7 @@ import yaml
 
 from sim.errors import SimError
 from sim.policies import registry
-from sim.studies import agreement, units
+from sim.studies import agreement, foreseen, units
 from sim.studies.config import (
     NO_TIME,
     Cluster,
@@ -329,7 +329,7 @@ def _config(top: Section) -> Config:
     study = top.section("study")
     study.text("name")
     study.text("question", "")
-    seed = study.count("seed", 0)
+    seed = study.count("seed", 0, most=2**63 - 1)
     rule = study.section("replications")
     least, most = rule.count("min", 30, least=2), rule.count("max", 2000, least=2)
     if least > most:
@@ -361,6 +361,7 @@ def _config(top: Section) -> Config:
     )  # fmt: skip
     top.done()
     agreement.sections(top, study, config)
+    foreseen.check(top, config)
     return config
 
 

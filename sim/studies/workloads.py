@@ -6,6 +6,7 @@ import math
 from typing import Any, cast
 
 from sim.errors import SimError
+from sim.studies import foreseen
 from sim.studies.config import (
     NO_TIME,
     Cluster,
@@ -258,8 +259,15 @@ def _made_up(
     section: Section, prices: Prices, deadline_s: float
 ) -> tuple[float, tuple[RegionCapacity, ...], tuple[int, ...]]:
     tick_s = section.time("tick", 600.0, least="above 0")
+    windows = section.count("windows", 100, least=1)
+    if (count := (deadline_s / tick_s + 2) * windows) > foreseen.MOST:
+        section.fail(
+            "windows" if section.has("windows") else "tick",
+            f"comes to {count:.2g} ticks in {windows:g} windows, more than the {foreseen.MOST:,} that can be "
+            "played; use fewer windows, or longer ticks",
+        )
     # As many windows as a study asks for at most, each as long as the deadline and a tick to spare.
-    ticks, windows = math.ceil(deadline_s / tick_s) + 1, section.count("windows", 100, least=1)
+    ticks = math.ceil(deadline_s / tick_s) + 1
     regions: list[RegionCapacity] = []
     for number, inner in enumerate(section.sections("regions")):
         up_s, down_s = inner.time("mean_up", least="above 0"), inner.time("mean_down", least="above 0")

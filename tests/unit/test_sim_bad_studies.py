@@ -274,7 +274,7 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
     ),
     "a prediction that is never right": (
         put("notices")([{"kind": "predictor", "precision": 0, "recall": 0.5, "lead": "2m"}]),
-        r"notices\[0\].precision is 0; it must be above 0",
+        r"notices\[0\].precision is 0; it must be 1e-05 or more",
     ),
     "nothing to predict": (
         both(drop("failures"), put("notices")([{"kind": "predictor"}])),
