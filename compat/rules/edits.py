@@ -36,10 +36,11 @@ def _some(names: Sequence[str]) -> str:
 
 @rule("spec.edit.ignored", about="spec", source="CRIU and runsc restore memory: nothing is executed again")
 def ignored(case: Case) -> Iterator[Finding]:
-    """Arguments, environment, working directory, image command, umask, personality and limits of the process
-    (rlimits, OOM score, priority) are those of the dump, and so are device nodes, the propagation of the
+    """Arguments, environment, working directory, image command, umask and limits of the process (rlimits, OOM
+    score, nice value and scheduling policy) are those of the dump, and so are device nodes, the propagation of the
     root's mounts, cgroup and time namespaces, and host name, domain name and sysctls of namespaces that the
-    image holds: a change is ignored. Start the container anew to have it.
+    image holds: a change is ignored. CRIU keeps no personality and no I/O priority: a restored process has the
+    usual ones, whatever both specifications say. Start the container anew to have it.
     """
     if case.origin.dump_spec is None:
         return
@@ -52,10 +53,18 @@ def ignored(case: Case) -> Iterator[Finding]:
             ("rlimits", "resource limits of the process"),
             ("oomScoreAdj", "the OOM score"),
             ("scheduler", "the priority"),
-            ("ioPriority", "the I/O priority"),
         )
         if _differs(old.get(key), new.get(key))
     ]
+    lost = list(_lost(case))
+    if lost:
+        yield finding(
+            "spec.edit.ignored",
+            "warn",
+            f"the specification sets {' and '.join(lost)}, of which CRIU keeps none: a restored process has "
+            "the usual",
+            "start the container without torpor.dev/restore-from to have it",
+        )
     changed += _ignored_of_linux(case)
     if _differs(*_host_names(case)) and given(case.new, "uts") == "own":
         changed.append("the host name")
@@ -74,6 +83,16 @@ def ignored(case: Case) -> Iterator[Finding]:
         )
 
 
+def _lost(case: Case) -> Iterator[str]:
+    """What the old or the new container was to have, and no restored one has."""
+    if case.has_kernel:
+        return
+    if any(process.get("ioPriority") for process in _sections(case, "process")):
+        yield "an I/O priority"
+    if any(part(linux, "personality").get("domain") == "LINUX32" for linux in _sections(case, "linux")):
+        yield "a personality"
+
+
 def _ignored_of_linux(case: Case) -> Iterator[str]:
     """What is made once, when a container starts."""
     dumped, new_spec = case.origin.dump_spec or {}, case.new
@@ -81,7 +100,6 @@ def _ignored_of_linux(case: Case) -> Iterator[str]:
     umasks = [part(process, "user").get("umask") for process in _sections(case, "process")]
     for before, after, words in (
         (*umasks, "the umask"),
-        (old.get("personality"), new.get("personality"), "the personality"),
         (old.get("rootfsPropagation"), new.get("rootfsPropagation"), "the propagation of the root's mounts"),
         (dumped.get("domainname"), new_spec.get("domainname"), "the domain name"),
     ):

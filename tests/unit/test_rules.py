@@ -479,7 +479,6 @@ def test_the_known_table_of_kernels_is_sorted():
     ("sections", "said"),
     [
         ({"process": {"user": {"uid": 0, "umask": 0o77}}}, "the umask"),
-        ({"linux": {"personality": {"domain": "LINUX32"}}}, "the personality"),
         ({"linux": {"rootfsPropagation": "shared"}}, "the propagation of the root's mounts"),
         ({"domainname": "example"}, "the domain name"),
         ({"linux": {"devices": [{"path": "/dev/fuse"}]}}, "device nodes (/dev/fuse)"),
@@ -495,6 +494,18 @@ def test_what_a_restore_ignores_is_told(sections: dict[str, Any], said: str):
     assert f"changes {said}:" in found.message
     back = At(spec=SPEC, origin=Origin(dump_spec=new(**sections)))
     assert any(said in one.message for one in back.found()) == ("device" not in said)
+
+
+def test_what_criu_does_not_keep_is_told_of_both_specifications():
+    odd = new(
+        linux={"personality": {"domain": "LINUX32"}},
+        process={"ioPriority": {"class": "IOPRIO_CLASS_IDLE"}},
+    )
+    for old, now in ((odd, SPEC), (SPEC, odd), (odd, odd)):
+        (found,) = At(spec=now, origin=Origin(dump_spec=old)).found()
+        assert (found.rule, found.severity) == ("spec.edit.ignored", "warn")
+        assert "an I/O priority and a personality" in found.message
+    assert At(spec=SPEC, origin=Origin(dump_spec=SPEC)).found() == ()
 
 
 def test_options_of_mounts_that_a_restore_ignores():
