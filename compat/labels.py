@@ -60,7 +60,9 @@ def of_node(node: Profile) -> dict[str, str]:
     for model in {gpu.model for gpu in node.gpus or () if not gpu.mig}:
         count = sum(gpu.model == model for gpu in node.gpus or ())
         found[f"gpu.{_value(model)}"] = str(count)
-    return {f"{PREFIX}{key}": value for key, value in sorted(found.items()) if value}
+    # A profile of another node may hold anything.
+    told = {_value(key): _value(value) for key, value in sorted(found.items())}
+    return {f"{PREFIX}{key}": value for key, value in told.items() if value}
 
 
 def of_image(needs: Needs, dump_host: DumpHost | None, origin: Origin) -> tuple[Demand, ...]:
@@ -105,7 +107,7 @@ def _demands(needs: Needs, dump_host: DumpHost | None, origin: Origin) -> Iterat
         yield _in("lsm", needs.lsm)
     for model in sorted({gpu.model for gpu in needs.gpus}):
         count = sum(gpu.model == model for gpu in needs.gpus)
-        yield Demand(key=f"{PREFIX}gpu.{_value(model)}", operator="Gt", values=(str(count - 1),))
+        yield Demand(key=f"{PREFIX}{_value(f'gpu.{_value(model)}')}", operator="Gt", values=(str(count - 1),))
 
 
 def snippet(demands: tuple[Demand, ...]) -> str:

@@ -143,6 +143,17 @@ def full(system: System) -> Profile:
     )
 
 
+def read_file(path: Path) -> Profile:
+    """A profile that a node wrote, from its file, or from a pipe that somebody writes it into.
+
+    Raises ProfileError, OSError.
+    """
+    # A FIFO that nobody writes into must not be waited for.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        os.set_blocking(file.fileno(), True)
+        return read(file.read(_MAX_BYTES + 1), what=f"profile '{path}'")
+
+
 def read(data: bytes, *, what: str) -> Profile:
     """A profile that a node wrote. what: the document in words. Raises ProfileError."""
     if len(data) > _MAX_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ def read_spec(bundle_path: Path) -> Spec:
     """
     path = bundle_path / CONFIG
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(_plain(path))
     except OSError as error:
         raise ShimError(f"could not read {path}: {error.strerror}; is this a bundle?") from None
     except (ValueError, RecursionError) as error:
@@ -48,6 +49,14 @@ def read_spec(bundle_path: Path) -> Spec:
         return shape.checked(document)
     except ValueError as error:
         raise ShimError(f"could not read {path}: {error}; correct the bundle") from None
+
+
+def _plain(path: Path) -> bytes:
+    """Content of a regular file: whoever writes into a FIFO is not waited for. Raises OSError, ShimError."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ShimError(f"could not read {path}: it is no regular file; correct the bundle")
+        return file.read()
 
 
 def write_spec(bundle_path: Path, spec: Mapping[str, Any]) -> None:

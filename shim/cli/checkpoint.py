@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from compat import verdict
+from engines.api import Finding
 from shim import bundle
 from shim.checkpoint import Source, choose_engine, into_store
 from shim.cli.node import Node, this_node
@@ -97,7 +98,8 @@ def command(
         settings=engine_settings(config, node.tools, where, directory),
     )
     if dry_run:
-        _forecast(node, source, engine, full_copy=full_copy, as_json=as_json)
+        naming = [] if name is None else _naming(node, name, namespace, replace=replace)
+        _forecast(node, source, engine, naming, full_copy=full_copy, as_json=as_json)
         return
     if not name:
         raise UsageError("give the image a --name, or ask with --dry-run")
@@ -142,13 +144,41 @@ def command(
     )
 
 
-def _forecast(node: Node, source: Source, wish: str | None, *, full_copy: bool, as_json: bool) -> None:
+def _naming(node: Node, name: str, namespace: str, *, replace: bool) -> list[Finding]:
+    """What stands against an image of this name."""
+    remedy = "choose another name"
+    try:
+        reference = parse_reference(name, namespace=namespace)
+    except UsageError as error:
+        message = str(error)
+    else:
+        if reference.digest:
+            message = "a new image gets its digest from its content"
+            remedy = "give a name without '@'"
+        elif not replace and node.store.has(reference):
+            message = f"there is an image '{reference}' already"
+            remedy = "choose another name, or --replace it"
+        else:
+            return []
+    return [Finding(rule="image.name", severity="refuse", message=message, remedy=remedy)]
+
+
+def _forecast(
+    node: Node,
+    source: Source,
+    wish: str | None,
+    naming: list[Finding],
+    *,
+    full_copy: bool,
+    as_json: bool,
+) -> None:
     """Say what stands against a checkpoint; its exit status is the answer."""
     spec = bundle.read_spec(source.bundle_path)
     engine = choose_engine(source, node.config, spec, wish)
     findings = forecast(
         engine, source.container_id, source.bundle_path, node.config.store_path, full_copy=full_copy
     )
+    findings = verdict.ordered([*naming, *findings])
     answer = verdict.answer(findings)
     if as_json:
         told = [msgspec.to_builtins(finding) for finding in findings]

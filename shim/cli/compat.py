@@ -283,7 +283,7 @@ def _read_profiles(paths: tuple[Path, ...]) -> list[Profile]:
 
 def _read_profile(path: Path) -> Profile:
     try:
-        found = profiles.read(path.read_bytes(), what=f"profile '{path}'")
+        found = profiles.read_file(path)
     except profiles.ProfileError as error:
         raise ShimError(str(error)) from error
     return found if found.node else replace(found, node=path.stem)

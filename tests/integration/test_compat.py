@@ -119,6 +119,10 @@ def test_a_checkpoint_is_foreseen_without_a_freeze(scene: Scene):
     assert scene.lab.runc.state(name)["status"] == "running"
     assert not list(scene.torpor.store_path.glob("images/*"))
 
+    assert foresee(scene, name, "--name", "free")[0] == 0
+    status, found = foresee(scene, name, "--name", "no name")
+    assert (status, found["image.name"]) == (1, "refuse")
+
     # A session of exec is not in the image: that is told, and no obstacle.
     scene.lab.runc("exec", "-d", name, "sh", "-c", "exec sleep 100 >/dev/null 2>&1 </dev/null")
     status, found = foresee(scene, name)
@@ -139,7 +143,11 @@ def test_what_a_checkpoint_would_meet_is_named(scene: Scene):
 def test_a_restore_is_rehearsed(scene: Scene):
     source = start(scene)
     root = scene.lab.runc.root
-    scene.torpor("checkpoint", source, "--root", root, "--name", "web", "--stop", "--use", "clone")
+    words = ("--root", root, "--name", "web", "--stop", "--use", "clone")
+    scene.torpor("checkpoint", source, "--root", root, "--name", "web")
+    assert foresee(scene, source, "--name", "web")[1]["image.name"] == "refuse"
+    assert foresee(scene, source, "--name", "web", "--replace")[0] == 0
+    scene.torpor("checkpoint", source, *words, "--replace")
     scene.lab.runc.delete(source)
     assert scene.torpor("compat", "check", "web").returncode == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -328,3 +329,24 @@ def test_a_manifest_with_a_profile_of_the_future(place: Place):
     manifest.write_text(json.dumps(document))
     done = place("check", "web", place.profile(FITS))
     assert (done.exit_code, "schema of its node's profile is 77" in done.output) == (3, True), done.output
+
+
+@pytest.mark.parametrize("source", ["fifo", "/dev/zero"])
+def test_what_is_no_file_is_not_waited_for(place: Place, source: str):
+    os.mkfifo(place.path / "fifo")
+    said = place("check", "web", "--node", str(place.path / source))
+    assert (said.exit_code, "could not read profile" in said.output) == (3, True)
+
+
+def test_a_bundle_whose_specification_is_no_file(place: Place):
+    (place.path / "odd").mkdir()
+    os.mkfifo(place.path / "odd/config.json")
+    said = place("check", "web", "--bundle", str(place.path / "odd"))
+    assert (said.exit_code, "no regular file" in said.output) == (3, True)
+
+
+def test_labels_of_a_foreign_profile_are_labels():
+    odd = replace(FITS, lsm="a b\nc=d", arch="x" * 80, namespaces=("us er", "pid"))
+    for key, value in labels.of_node(odd).items():
+        assert re.fullmatch(r"torpor\.dev/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", key)
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
