@@ -65,8 +65,10 @@ def send_base(channel: Channel, view: RootfsView, scratch: Path) -> None:
     shutil.rmtree(out)
 
 
-def send_memory(channel: Channel, image_path: Path, dumped: threading.Event) -> dict[str, FileDigest]:
-    """Send what the engine writes into an image; digests by name.
+def send_memory(
+    channel: Channel, image_path: Path, dumped: threading.Event, before: Mapping[str, FileDigest]
+) -> dict[str, FileDigest]:
+    """Send what the engine writes into an image; digests by name. before: of what was sent already.
 
     Pages go while it still writes them, for it only ever adds to those; all else when it has dumped. Nothing
     is forced to this node's disk: the image is the target's. Raises Lost, ImageError, OSError.
@@ -85,6 +87,7 @@ def send_memory(channel: Channel, image_path: Path, dumped: threading.Event) -> 
         dumped.wait(_LOOK_S)
     # The channel vouches for them, and the image is used once: hashing takes as long as sending.
     digests = {name: FileDigest(sha256="", size_bytes=size_bytes) for name, size_bytes in sent.items()}
+    digests |= before
     _send_all(channel, image_path, f"{layout.CHECKPOINT}/", digests)
     return digests
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cluster import away, cargo, limits, settle, wiring
+from cluster.beforehand import Beforehand
 from cluster.channel import Channel, Lost, Refused
 from cluster.company import company
 from cluster.here import NEEDED, Here
@@ -40,8 +40,9 @@ _FOLLOW_S = 10.0
 
 @dataclass(kw_only=True)
 class Report:
-    """What a migration did. phases_ms: prepare, dump, transfer, restore, switch, release; downtime_ms: from
-    the freeze until the target said that the container runs.
+    """What a migration did. phases_ms: prepare, pre-dump, dump, transfer, restore, switch, release;
+    downtime_ms: from the freeze until the target said that the container runs. image_bytes: of the whole
+    image; frozen_bytes: what of it was sent while nobody ran.
     """
 
     migration: str
@@ -52,6 +53,7 @@ class Report:
     phases_ms: dict[str, float] = field(default_factory=dict[str, float])
     downtime_ms: float = 0.0
     image_bytes: int = 0
+    frozen_bytes: int = 0
     warnings: list[str] = field(default_factory=list[str])
 
 
@@ -91,6 +93,7 @@ class _Leaving:
         self.node = found.node
         self.container_id = found.state.container_id
         self.record = Record(here.config.departures, new_name())
+        self._image_path = self.record.path / "image"
         self.report = Report(
             migration=self.record.migration,
             container_id=self.container_id,
@@ -110,6 +113,7 @@ class _Leaving:
         self._beside = ThreadPoolExecutor(2, thread_name_prefix="beside")
         self._dumped = threading.Event()
         self._memory: Future[dict[str, FileDigest]] | None = None
+        self._before = Beforehand(here, found, self.source, self.record)
         self._translations: Future[tuple[Translations, tuple[str, ...]]] | None = None
 
     def run(self, *, trial: bool) -> Report:
@@ -124,6 +128,7 @@ class _Leaving:
                 with self._timed("prepare"):
                     self._prepare(plan, spec_data, trial=trial)
                 if not trial:
+                    self._copy_beforehand(plan.engine)
                     self._move()
             except BaseException as error:
                 if not (isinstance(error, Exception) and self.record.read(VERDICT) == "commit"):
@@ -234,7 +239,7 @@ class _Leaving:
     def _prepare(self, plan: Departure, spec_data: bytes, *, trial: bool) -> None:
         """Let the target make room, and send it what does not change any more."""
         self.tell(f"asking node '{self.peer}'")
-        memory_bytes = self._memory_bytes()
+        memory_bytes = self._before.measure()
         with self._said():
             self.here.check_room(memory_bytes)
         self.channel = connect(self.here.config, self.peer)
@@ -285,13 +290,11 @@ class _Leaving:
             )
         self.record.write(VIA, " ".join(via))
 
-    def _memory_bytes(self) -> int:
-        """Resident memory of the container: about the size of its image."""
-        n_bytes = 0
-        for pid in bundle.processes(self.node.config.runtime_path, self.found.root, self.container_id):
-            with contextlib.suppress(OSError):
-                n_bytes += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-        return n_bytes
+    def _copy_beforehand(self, engine: str) -> None:
+        if self._before.can(engine):
+            self.tell("copying the memory beforehand")
+            with self._timed("pre-dump"):
+                self.report.warnings += self._before.copy(self._channel(), engine)
 
     def _channel(self) -> Channel:
         if self.channel is None:
@@ -306,11 +309,10 @@ class _Leaving:
         with self._said():
             self.here.check_runs(plan.engine, plan.root, plan.container_id)
         view = cargo.root_of(self.source.bundle_path)
-        image_path = self.record.path / "image"
-        image_path.mkdir(mode=0o700)
+        self._image_path.mkdir(mode=0o700)
         wanted = Wanted(
-            image_path=image_path / layout.CHECKPOINT,
-            extras_path=image_path,
+            image_path=self._image_path / layout.CHECKPOINT,
+            extras_path=self._image_path,
             leave_running=False,
             keep_tcp=True,
             rootfs="overlay" if view.kind == "overlay" else "full-copy",
@@ -318,6 +320,7 @@ class _Leaving:
             engine=plan.engine,
             on_phase=self._on_phase,
             verdict_path=self.record.path / VERDICT,
+            parent_path=self._before.path,
         )
         self.deadline = time.monotonic() + self.node.config.checkpoint_timeout_s
         try:
@@ -332,13 +335,14 @@ class _Leaving:
         if phase == "frozen":
             self.frozen_at = now
             self._memory = self._beside.submit(
-                cargo.send_memory, self._channel(), self.record.path / "image", self._dumped
+                cargo.send_memory, self._channel(), self._image_path, self._dumped, self._before.sent
             )
             identity = identities.decode(self.record.plan(Departure).identity)
             # A node with many connections takes a while to list some.
             self._translations = self._beside.submit(wiring.translations, identity)
         elif phase == "dumped":
             self.dumped_at = now
+            self._before.put_under(self._image_path / layout.CHECKPOINT)
             self._dumped.set()
             self.report.phases_ms["dump"] = (now - self.frozen_at) * 1000
             self.tell("sending the memory")
@@ -347,10 +351,9 @@ class _Leaving:
         """The image is complete and the source frozen: send it, have it restored, and decide."""
         if self._memory is None or self._translations is None:
             raise ShimError(f"{self.words}: its engine did not tell when it was dumped; use criu")
-        image_path = self.record.path / "image"
-        self.report.image_bytes = cargo.send_rest(
-            self._channel(), image_path, manifest, self._memory.result()
-        )
+        memory = self._memory.result()
+        self.report.image_bytes = cargo.send_rest(self._channel(), self._image_path, manifest, memory)
+        self.report.frozen_bytes = self.report.image_bytes - self._before.n_bytes
         self.report.phases_ms["transfer"] = (time.monotonic() - self.dumped_at) * 1000
         # From here on the target may be told to run by an operator who cannot ask us.
         self.record.write(VERDICT, "hold")

@@ -12,7 +12,7 @@ import msgspec
 from compat.profile import Profile
 from netmig.conntrack import Translations
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 Standing = Literal["unknown", "reserved", "preparing", "prepared", "running"]
 
@@ -67,6 +67,12 @@ class Send(Message):
     name: str
     size_bytes: int
     offset: int = 0
+
+
+class Parent(Message):
+    """What has come of the image is memory that was copied while the container runs: the parent of what comes
+    from now on. Where the target refuses, it has forgotten what came since the last of these.
+    """
 
 
 class Prepare(Message):
@@ -145,6 +151,7 @@ Said = (
     | Reserve
     | Expect
     | Send
+    | Parent
     | Prepare
     | Commit
     | Abort

@@ -21,6 +21,7 @@ from cluster.messages import (
     Forget,
     Gone,
     Hello,
+    Parent,
     Prepare,
     Question,
     Refusal,
@@ -32,9 +33,10 @@ from cluster.messages import (
 from cluster.records import IMAGE, STANDING, WISH, Arrival, Record
 from cluster.settle import Failures, told
 from shim.errors import ShimError
-from shim.images.layout import MANIFEST
+from shim.images.layout import CHECKPOINT, MANIFEST, PARENT
 from shim.images.manifest import digest_of
 
+_N_PARENTS = 4  # more than a source makes: a peer does not choose how deep directories are here
 _STANDINGS: dict[str, Standing] = {
     "": "unknown",
     "reserved": "reserved",
@@ -68,6 +70,8 @@ class _Session:
         self.peer = channel.peer
         self._stack = stack  # what the image is staged in
         self._staged: Path | None = None
+        self._n_parents = 0
+        self._memory_bytes = 0
         self._arriving: Arriving | None = None
         self._held = contextlib.ExitStack()  # the lock, until the container is prepared
         self._failure = ""
@@ -116,6 +120,8 @@ class _Session:
         match said:
             case Reserve():
                 return self._reserve(said)
+            case Parent():
+                return self._parent()
             case Prepare():
                 return self._prepare(said)
             case Commit():
@@ -170,6 +176,7 @@ class _Session:
         try:
             kind = Guest if said.guest else Arriving
             self._arriving, warnings = kind.reserve(self.here, record, self.peer, said)
+            self._memory_bytes = said.memory_bytes
         except BaseException:
             self._held.close()
             raise
@@ -219,13 +226,36 @@ class _Session:
         if said.place == "base":
             return self._arriving.record.path / BASE_TAR
         parts = said.name.split("/")
-        if len(parts) > 2 or any(part in ("", ".", "..") for part in parts):
+        wrong = len(parts) > 2 or any(part in ("", ".", "..") for part in parts)
+        if wrong or PARENT in parts:  # what is a parent is for `_parent` to say
             raise ShimError(f"file {said.name[:80]!r} is none of an image")
         if self._staged is None:
             self._staged = self._stack.enter_context(self.here.node.store.staging())
         path = self._staged.joinpath(*parts)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         return path
+
+    def _parent(self) -> Answer:
+        """Keep what has come as the parent of what comes, if there is room for a whole image beside it."""
+        if self._arriving is None or self._staged is None:
+            raise ShimError(self._failure or "nothing was sent that could be a parent")
+        checkpoint_path = self._staged / CHECKPOINT
+        try:
+            if self._failure or self._n_parents >= _N_PARENTS:
+                raise ShimError(self._failure or f"there are {self._n_parents} before it")
+            self._arriving.check_space(self._memory_bytes)
+            above_path = checkpoint_path.with_name(PARENT)
+            checkpoint_path.rename(above_path)
+            checkpoint_path.mkdir(mode=0o700)
+            above_path.rename(checkpoint_path / PARENT)
+        except Failures:
+            for path in checkpoint_path.iterdir():
+                if path.name != PARENT:
+                    path.unlink()
+            self._failure = ""
+            raise
+        self._n_parents += 1
+        return Answer(standing="reserved")
 
     def _prepare(self, said: Prepare) -> Answer:
         arriving, staged = self._arriving, self._staged

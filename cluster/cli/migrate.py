@@ -27,7 +27,7 @@ from shim.errors import ShimError, UsageError
 T = TypeVar("T", Departure, Arrival, Absent)
 
 _ONE_LINE = 10_000  # columns
-_PHASES = ("prepare", "dump", "transfer", "restore", "switch", "plug", "release")
+_PHASES = ("prepare", "pre-dump", "dump", "transfer", "restore", "switch", "plug", "release")
 
 
 @click.command("migrate")
@@ -150,9 +150,12 @@ def _show(report: Report) -> None:
         click.echo(f"node '{report.target}' would take container '{report.container_id}'")
         return
     phases = ", ".join(f"{name} {report.phases_ms[name]:.0f}" for name in _PHASES if name in report.phases_ms)
+    before = (
+        f", {report.frozen_bytes / 2**20:.1f} of them meanwhile" if "pre-dump" in report.phases_ms else ""
+    )
     click.echo(
         f"container '{report.container_id}' runs on node '{report.target}'; it stood still for "
-        f"{report.downtime_ms:.0f} ms, {report.image_bytes / 2**20:.1f} MiB moved\nms: {phases}"
+        f"{report.downtime_ms:.0f} ms, {report.image_bytes / 2**20:.1f} MiB moved{before}\nms: {phases}"
     )
 
 

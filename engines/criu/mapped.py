@@ -29,10 +29,11 @@ def admit(image_path: Path, root_id: int, words: str) -> None:
     if root_id == 0:
         return
     try:
-        _grant(image_path, root_id, 0o5)
-        for entry in image_path.iterdir():
-            if stat.S_ISREG(entry.lstat().st_mode):
-                _grant(entry, root_id, 0o4)
+        for directory, _, names in os.walk(image_path):  # the parents of its memory lie in it
+            _grant(Path(directory), root_id, 0o5)
+            for name in names:
+                if stat.S_ISREG((entry := Path(directory, name)).lstat().st_mode):
+                    _grant(entry, root_id, 0o4)
     except OSError as error:
         raise EngineUnavailable(
             f"{words}: {image_path} cannot be opened to user {root_id}, the root of the container's user "

@@ -14,6 +14,9 @@ from engines.api import ImageCorrupt
 from shim.errors import UsageError
 
 CHECKPOINT = "checkpoint"  # directory: what the engine wrote
+# Below `checkpoint/`, where its memory was copied beforehand: what the engine wrote then, and so on down. To
+# CRIU it is a link; in an image it is always the directory itself, so that nothing leads out.
+PARENT = "parent"
 # Torpor's files inside `checkpoint/` when a runtime caller makes the archive. While they are written they
 # lie in a directory; then each gets a prefix, because containerd copies an image directory as a flat list.
 EXTRAS = "torpor"
@@ -49,7 +52,7 @@ MAX_NAME_CHARS = 128
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_PAGES = re.compile(r"checkpoint/(?:(?:amdgpu-)?pages-[^/]*|pages)\.img", re.ASCII)
+_PAGES = re.compile(r"checkpoint/(?:parent/)*(?:(?:amdgpu-)?pages-[^/]*|pages)\.img", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,7 +183,7 @@ def test_pages_are_sent_while_they_grow_and_the_rest_when_all_is_dumped(
     (source / "pages-1.img").write_bytes(content[: 2 << 20])
     dumped = threading.Event()
     with ThreadPoolExecutor(1) as beside:
-        sending = beside.submit(cargo.send_memory, one, source.parent, dumped)
+        sending = beside.submit(cargo.send_memory, one, source.parent, dumped, {})
 
         def receive() -> str:
             said = two.receive()

@@ -20,7 +20,7 @@ from tests.vm.machine import PAYLOAD_BYTES, Machine, Output
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.prefix) / "bin" / "python"  # of the virtual environment, here and in the machine
-PARTS = ("compat", "engines", "netmig", "shim", "tests", "pyproject.toml")
+PARTS = ("cluster", "compat", "engines", "netmig", "shim", "tests", "pyproject.toml")
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GUEST_TIMEOUT_S = 900.0
 NEEDLESS_TOOLS = {"podman", "netavark", "conmon", "crun", "runsc", "checkpointctl"}

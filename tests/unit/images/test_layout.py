@@ -69,11 +69,14 @@ def test_namespace_of_the_caller_is_checked_too() -> None:
 
 def test_page_files() -> None:
     pages = ["checkpoint/pages-1.img", "checkpoint/amdgpu-pages-7.img", "checkpoint/pages.img"]
+    pages += ["checkpoint/parent/pages-1.img", "checkpoint/parent/parent/pages-1.img"]
     others = [
         "checkpoint/pages_meta.img",
         "checkpoint/pagemap-1.img",
         "pages-1.img",
         "checkpoint/x/pages-1.img",
+        "checkpoint/xparent/pages-1.img",
+        "checkpoint/parent/x/pages-1.img",
     ]
     assert all(map(is_page_file, pages))
     assert not any(map(is_page_file, others))
