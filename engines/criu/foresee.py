@@ -16,11 +16,11 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.criu import config, peers, places, tree, views
+from engines.criu import config, handles, mounted, peers, places, tasks, tree, views
 from engines.criu.outlook import Outlook
 from engines.criu.repair import borrow
 from engines.criu.watches import watched_paths
@@ -29,12 +29,13 @@ _CAP_SYS_RESOURCE = 24
 _MQUEUE_MAGIC = 0x19800202
 # Anonymous inodes that CRIU can dump.
 _GOOD_INODES = frozenset(
-    {"[eventfd]", "[eventpoll]", "inotify", "[fanotify]", "[signalfd]", "[timerfd]", "[pidfd]", "bpf-map"}
+    {"[eventfd]", "[eventpoll]", "inotify", "[fanotify]", "[signalfd]", "[timerfd]", "[pidfd]"}
 )
 _FALLBACK = "start the container with torpor.dev/checkpointable, so that its programs fall back"
 _INODES: Mapping[str, tuple[str, str]] = {
     "[io_uring]": ("an io_uring", _FALLBACK),
     "[userfaultfd]": ("a userfaultfd", "let the program close it before the checkpoint"),
+    "bpf-map": ("a BPF map", "let the program close it before the checkpoint"),
     "[perf_event]": ("a performance counter", "end the profiler before the checkpoint"),
 }
 _FAMILIES = frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET})
@@ -47,7 +48,6 @@ _FOR_CHILDREN = {"pid_for_children": "pid", "time_for_children": "time"}
 _MEMORY_DEVICE, _PTY = 1, range(136, 144)
 _TERMINALS = frozenset({4, 5, *_PTY})
 _TUN = os.makedev(10, 200)
-_FOREIGN_FILE_SYSTEMS = re.compile(r"overlay|fuse|nfs|cifs|smb3|9p|ceph|virtiofs")
 # Names of files that lie on no mount and yet can be dumped.
 _UNMOUNTED = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage", "/[aio]")
 
@@ -60,9 +60,11 @@ def look(init: int, bundle_path: Path) -> Outlook:
         spec = json.loads((bundle_path / "config.json").read_bytes())
     pids = tree.of(init)
     with contextlib.suppress(OSError):
-        _mounts(outlook, init, spec)
+        mounted.look(outlook, init, spec)
+    entries: list[dict[str, Any]] = spec.get("mounts") or []
     with contextlib.suppress(OSError):
-        outlook.outside = views.bound(init)
+        groups = [str(entry.get("destination")) for entry in entries if entry.get("type") == "cgroup"]
+        outlook.outside = views.bound(init, groups)
     with contextlib.suppress(OSError):
         _message_queues(outlook, init, spec)
     with contextlib.suppress(OSError):
@@ -74,29 +76,37 @@ def look(init: int, bundle_path: Path) -> Outlook:
                 "restore the image that it was made from again, and checkpoint nothing later",
             )
     own_network = _own(spec, "network")
-    inherited: frozenset[str] = frozenset()
+    table = handles.Mounts()
     with contextlib.suppress(OSError):
-        inherited = _mount_ids(init)
+        table = handles.Mounts.of(init)
+    linux: dict[str, Any] = spec.get("linux") or {}
+    devices: list[dict[str, Any]] = linux.get("devices") or []
+    named = {str(entry.get("path")) for entry in devices}
+    named |= {str(entry.get("destination")) for entry in entries} | mounted.NODE_DEVICES
+    opened = handles.Handles(outlook, init, table, frozenset(_all_namespaces(pids)), named)
     unix: dict[int, str] = {}
     watches: set[tuple[int, int]] = set()
     for pid in pids:
         # A process may end while it is looked at.
         with contextlib.suppress(OSError):
             who = f"process {pid} ('{_name(pid)}')"
+            tasks.look(outlook, pid, who)
             _status(outlook, pid, who)
             _namespaces(outlook, init, pid, who)
-            _memory(outlook, init, pid, who)
+            _memory(outlook, init, pid, who, table.without_programs)
             _descriptors(
                 outlook,
                 pid,
                 who,
                 own_network=own_network,
-                inherited=inherited,
+                opened=opened,
                 unix=unix,
                 watches=watches,
             )
             places.look(outlook, pid, who)
+            opened.places(pid, who)
     _outside_sockets(outlook, init, pids, unix)
+    _lost_sockets(outlook, init, pids, unix)
     if watches:
         found, lost = watched_paths(init, watches)
         outlook.watched = found
@@ -175,6 +185,13 @@ def _namespaces(outlook: Outlook, init: int, pid: int, who: str) -> None:
                 _nested(outlook, who, kind)
 
 
+def _all_namespaces(pids: Sequence[int]) -> Iterator[str]:
+    for pid in pids:
+        for kind in (*_NAMESPACES, "mnt"):
+            with contextlib.suppress(OSError):
+                yield _link(pid, kind)
+
+
 def _nested(outlook: Outlook, who: str, kind: str) -> None:
     outlook.add(
         f"namespace.{kind}",
@@ -183,11 +200,14 @@ def _nested(outlook: Outlook, who: str, kind: str) -> None:
     )
 
 
-def _memory(outlook: Outlook, init: int, pid: int, who: str) -> None:
+def _memory(outlook: Outlook, init: int, pid: int, who: str, without_programs: frozenset[str]) -> None:
+    """without_programs: devices that lie on file systems mounted noexec only."""
     host_ipc = _link(init, "ipc") == _link("self", "ipc")
+    name, has_vdso = "", False
     with Path(f"/proc/{pid}/maps").open(errors="replace") as maps:
         for line in maps:
             name = line[73:] if len(line) > 73 else ""
+            has_vdso = has_vdso or name == "[vdso]\n"
             if name.startswith("anon_inode:"):
                 _inode(outlook, name.strip().removeprefix("anon_inode:"), who)
             elif name.startswith("/secretmem"):
@@ -198,6 +218,26 @@ def _memory(outlook: Outlook, init: int, pid: int, who: str) -> None:
                     f"{who} is attached to a System V segment of the node's own IPC namespace",
                     "give the container an IPC namespace",
                 )
+            elif without_programs and name.startswith("/") and _runs_on(line) in without_programs:
+                outlook.add(
+                    "noexec",
+                    f"{who} runs what lies on a file system that was mounted noexec later ({name.strip()}), "
+                    "so that no restore may map it",
+                    "mount it exec again before the checkpoint",
+                )
+    if name and not has_vdso and "[vdso]" in Path("/proc/self/maps").read_text(errors="replace"):
+        outlook.add(
+            "vdso",
+            f"{who} has unmapped the kernel's own code (vDSO), without which CRIU cannot restore it",
+            "start the program so that it keeps that",
+        )
+
+
+def _runs_on(line: str) -> str:
+    """The device (major:minor) of a mapping that may be run, as mountinfo has it, else ""."""
+    _, rights, _, device = line.split(None, 4)[:4]
+    major, _, minor = device.partition(":")
+    return f"{int(major, 16)}:{int(minor, 16)}" if "x" in rights else ""
 
 
 def _secret(outlook: Outlook, who: str) -> None:
@@ -226,7 +266,7 @@ def _descriptors(
     who: str,
     *,
     own_network: bool,
-    inherited: frozenset[str],
+    opened: handles.Handles,
     unix: dict[int, str],
     watches: set[tuple[int, int]],
 ) -> None:
@@ -235,6 +275,7 @@ def _descriptors(
         path = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
             link = places.read_link(outlook, path, f"descriptor {number} of {who}")
+            opened.look(pid, number, link, who)
             if link.startswith("anon_inode:"):
                 kind = link.removeprefix("anon_inode:")
                 _inode(outlook, kind, who)
@@ -259,7 +300,7 @@ def _descriptors(
             elif link.startswith("/") and not link.startswith(_UNMOUNTED):
                 if link.startswith(("/dev/pts/", "/dev/ptmx")):
                     outlook.terminals.append((pid, int(number), int(_info(pid, number, "flags"), 8)))
-                mounts = inherited | _mount_ids(pid) if mounts is None else mounts
+                mounts = _mount_ids(pid) | opened.mounts.kinds.keys() if mounts is None else mounts
                 known = _info(pid, number, "mnt_id") in mounts
                 _file(outlook, path, link, f"{who}, descriptor {number},", known=known)
 
@@ -383,6 +424,19 @@ def _outside_sockets(outlook: Outlook, init: int, pids: Sequence[int], unix: Map
         )
 
 
+def _lost_sockets(outlook: Outlook, init: int, pids: Sequence[int], unix: Mapping[int, str]) -> None:
+    if not unix or _link(init, "net") == _link("self", "net"):
+        return
+    lost = peers.alone(Path(f"/proc/{init}/ns/net"), unix)
+    if lost - peers.holders(lost, without=pids).keys():
+        outlook.add(
+            "lost-socket",
+            "a unix socket whose other end is closed is under way in another one, and open nowhere, which "
+            "CRIU cannot restore",
+            "try again once it is received",
+        )
+
+
 # --- mounts and message queues -------------------------------------------------------------------------
 
 
@@ -390,22 +444,6 @@ def _own(spec: Mapping[str, Any], kind: str) -> bool:
     """Whether the container has a namespace of this kind that is made for it."""
     entries: list[dict[str, Any]] = spec.get("linux", {}).get("namespaces") or []
     return any(entry.get("type") == kind and not entry.get("path") for entry in entries)
-
-
-def _mounts(outlook: Outlook, init: int, spec: Mapping[str, Any]) -> None:
-    mounts: list[dict[str, Any]] = spec.get("mounts") or []
-    given = [str(mount.get("destination", "")).rstrip("/") for mount in mounts]
-    for line in Path(f"/proc/{init}/mountinfo").read_text(errors="replace").splitlines():
-        before, _, after = line.partition(" - ")
-        point, kind = before.split()[4], after.split()[0]
-        if point == "/" or not _FOREIGN_FILE_SYSTEMS.match(kind):
-            continue
-        if not any(point == path or point.startswith(f"{path}/") for path in given if path):
-            outlook.add(
-                "mount",
-                f"a file system of the kind {kind} was mounted at {point} inside the container",
-                "unmount it, or let the runtime mount it",
-            )
 
 
 def _message_queues(outlook: Outlook, init: int, spec: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
@@ -42,6 +42,20 @@ def unaccepted(netns_path: Path) -> set[int]:
     # Of a socket that does not listen these are the bytes that it has to read, and those that it has sent.
     lengths = {inode: told.get(inode, {}).get(_UNIX_DIAG_RQLEN, bytes(8)) for inode in waiting}
     return {inode for inode, length in lengths.items() if struct.unpack_from("=II", length)[1]}
+
+
+def alone(netns_path: Path, held: Collection[int]) -> set[int]:
+    """Inodes of unix sockets without a living other end that are not among those held.
+
+    Empty if none of those has anything to read: what is under way lies in another socket.
+    """
+    told = _told(netns_path, _UDIAG_SHOW_PEER | _UDIAG_SHOW_RQLEN)
+    waiting = (struct.unpack_from("=I", told.get(i, {}).get(_UNIX_DIAG_RQLEN, bytes(4)))[0] for i in held)
+    if not any(waiting):
+        return set()
+    ends = {i: struct.unpack_from("=I", more.get(_UNIX_DIAG_PEER, bytes(4)))[0] for i, more in told.items()}
+    # One that nobody has accepted has no inode of its own.
+    return {inode for inode, peer in ends.items() if inode and inode not in held and peer not in held}
 
 
 def _told(netns_path: Path, show: int) -> dict[int, Mapping[int, bytes]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
+import re
 from pathlib import Path
 
 
@@ -23,12 +26,28 @@ def text(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
 
 
+def unescaped(path: str) -> str:
+    """A path as it is, of how /proc/PID/mountinfo writes it."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
 def threads(pid: int) -> list[int]:
     """The threads of a process, none if it is gone."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
     except OSError:
         return []
+
+
+_KCMP = {"x86_64": 312, "aarch64": 272}
+
+
+def same(pid: int, other: int, what: int, first: int = 0, second: int | bytes = 0) -> bool:
+    """Whether two processes have one and the same thing (kcmp); False where nobody tells."""
+    number = _KCMP.get(platform.machine())
+    if number is None:
+        return False
+    return ctypes.CDLL(None).syscall(number, pid, other, what, ctypes.c_ulong(first), second) == 0
 
 
 def inner(pid: int) -> int:

@@ -27,7 +27,7 @@ from tests.truth.journeys import Journey
 from tests.truth.machines import Machines
 from tests.truth.place import Place
 from tests.truth.report import Confusion
-from tests.truth.scenario import Row, Scenario
+from tests.truth.scenario import Happened, NotDumped, Row, Scenario
 from tests.vm import build, payload
 from tests.vm.machine import MachineError
 
@@ -121,8 +121,14 @@ def _row(place: Place, machines: Machines, scenario: Scenario) -> Row:
     if isinstance(scenario, Journey):
         predicted, happened = machines.play(scenario)
     else:
-        with place.world(scenario) as world:
-            predicted, happened = place.predict(world), place.force(world)
+        try:
+            with place.world(scenario) as world:
+                predicted, happened = place.predict(world), place.force(world)
+        except NotDumped as error:
+            predicted, happened = (
+                error.predicted,
+                Happened(restored=False, how="error", message=str(error)),
+            )
     return Row(scenario=scenario, predicted=predicted, happened=happened, took_s=time.monotonic() - began)
 
 

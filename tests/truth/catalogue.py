@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.truth import (
+    dumps,
     files,
     gpus,
     journeys,
@@ -28,5 +29,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *wording.SCENARIOS,
     *sandboxes.SCENARIOS,
     *gpus.SCENARIOS,
+    *dumps.SCENARIOS,
     *journeys.JOURNEYS,
 )

@@ -28,10 +28,12 @@ from engines.api import (
     CheckpointRequest,
     EngineError,
     EngineSettings,
+    Finding,
     Judge,
     Needs,
     RestoreRequest,
 )
+from engines.forecasts import Forecaster
 from shim import admission, bundle, prospects, restore
 from shim.config import Config
 from shim.conformance.streams import Output, borrowed
@@ -54,7 +56,7 @@ from tests.support.containers import (
     until,
 )
 from tests.truth import asked, gpus, tools
-from tests.truth.scenario import Happened, Prediction, Scenario, Source
+from tests.truth.scenario import Happened, NotDumped, Prediction, Scenario, Source
 from tests.truth.tools import Release
 
 RESTORE_S = 30.0  # after that a restore hangs
@@ -63,9 +65,14 @@ PR_SET_CHILD_SUBREAPER = 36
 N_TICKS = 15  # that a container must count after it woke up
 
 
+_NOTHING = Prediction(answer="yes")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dumped:
-    """A source's image. spec: what it was dumped with; rootfs_path: as it was then; ticks: how far it was."""
+    """A source's image. spec: what it was dumped with; rootfs_path: as it was then; ticks: how far it was;
+    foreseen: of the dump.
+    """
 
     source: Source
     spec: dict[str, Any]
@@ -75,6 +82,7 @@ class Dumped:
     manifest: Manifest
     ticks: int
     network: Network | None
+    foreseen: Prediction = _NOTHING
 
 
 @dataclass(kw_only=True)
@@ -138,6 +146,15 @@ class World:
 
         self.closers.append(end)
         return process
+
+
+def _foresee(engine: CheckpointEngine, container_id: str, path: Path) -> tuple[Finding, ...]:
+    return engine.foresee(container_id, path).findings if isinstance(engine, Forecaster) else ()
+
+
+def _cause(log_path: Path) -> str:
+    lines = log_path.read_text(errors="replace").splitlines() if log_path.exists() else []
+    return next((line for line in lines if "Error (" in line), "the dump failed")
 
 
 @contextlib.contextmanager
@@ -233,7 +250,7 @@ class Place:
             spec["linux"]["namespaces"] = [entry for entry in namespaces if entry["type"] != "network"]
         source.edit(spec, path)
         criu = {"org.criu.config": str(path / "criu.conf")} if source.plain else {}
-        (path / "criu.conf").write_text("network-lock nftables\n")
+        (path / "criu.conf").write_text("network-lock nftables\nlink-remap\n")
         written = {**spec, "annotations": {**spec["annotations"], **criu}}
         (path / "config.json").write_text(json.dumps(written))
         runtime = self.runtime(source)
@@ -251,9 +268,12 @@ class Place:
         image_path = self.lab.path / "images" / container_id
         image_path.parent.mkdir(exist_ok=True)
         engine = self.engine(container_id, source, source.tools)
+        foreseen = _NOTHING
         if source.plain:
+            foreseen = Prediction.of(_foresee(engine, container_id, path), 0)
             options = ("--image-path", image_path, "--work-path", path, "--manage-cgroups-mode", "ignore")
-            runtime("checkpoint", *options, container_id)
+            if runtime("checkpoint", *options, container_id, check=False).returncode:
+                raise NotDumped(foreseen, _cause(path / "dump.log"))
         else:
             engine.checkpoint(
                 CheckpointRequest(
@@ -273,6 +293,7 @@ class Place:
         kept = replace_fields(manifest_of(spec), host=prospects.stable(self.config(source.tools)))
         return Dumped(
             source=source,
+            foreseen=foreseen,
             spec=spec,
             rootfs_path=path / "rootfs",
             image_path=image_path,
@@ -325,7 +346,10 @@ class Place:
                 closer()
 
     def predict(self, world: World) -> Prediction:
-        """What torpor says, before anything is touched."""
+        """What torpor says, before anything is touched; and what it said before the dump."""
+        return world.dumped.foreseen.beside(self._predict(world))
+
+    def _predict(self, world: World) -> Prediction:
         dumped = world.dumped
         engine = self._engine_of(world)
         began = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +42,8 @@ class Source:
 
     edit: changes its spec and its bundle before it starts. once: each scenario gets an image of its own.
     client: a live one is connected to port 7000. lives_on: the container runs on beside its image.
-    tools: that dump it. engine: by which. plain: dumped by the runtime alone, which looks at nothing first.
+    tools: that dump it. engine: by which. plain: dumped by the runtime alone, which looks at nothing first;
+    what was foreseen of the dump counts with what is said of the image.
     """
 
     name: str
@@ -96,6 +97,19 @@ class Prediction:
             took_s=took_s,
         )
 
+    def beside(self, other: Prediction) -> Prediction:
+        """This and another one, of which the worse counts."""
+        order = ("no", "unknown", "yes")
+        worst = min(self.answer, other.answer, key=order.index)
+        rules = [rule for each in (self, other) if each.answer == worst for rule in each.rules]
+        return replace(
+            other,
+            answer=worst,
+            rules=tuple(dict.fromkeys(rules)),
+            told=(*self.told, *other.told),
+            message="; ".join(filter(None, (self.message, other.message))),
+        )
+
     @classmethod
     def refused(cls, message: str, took_s: float) -> Prediction:
         """Of an admission's refusal, which names its rules."""
@@ -105,6 +119,14 @@ class Prediction:
 
 def _rules(findings: Sequence[Finding], severity: str) -> Iterator[str]:
     return (finding.rule for finding in findings if finding.severity == severity)
+
+
+class NotDumped(Exception):
+    """A container could not be dumped. predicted: what had been foreseen."""
+
+    def __init__(self, predicted: Prediction, message: str) -> None:
+        super().__init__(message)
+        self.predicted = predicted
 
 
 @dataclass(frozen=True, kw_only=True)

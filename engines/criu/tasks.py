@@ -1,0 +1,73 @@
+"""Processes and threads in a state that CRIU does not dump, or dumps and cannot make again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from engines.criu import cgroups, tree
+from engines.criu.outlook import Outlook
+
+_DEADLINE = 6
+_KCMP_VM = 1
+
+
+def look(outlook: Outlook, pid: int, who: str) -> None:
+    """Note what stands against a dump of a process and its threads. Raises OSError if it is gone."""
+    state, parent = _state(pid, pid)
+    threads = tree.threads(pid)
+    if state == "Z" and len(threads) > 1:
+        outlook.add(
+            "ended-leader",
+            f"{who} has ended its main thread, and others run on",
+            "let the main thread live as long as the others",
+        )
+    groups = [] if state == "Z" else _groups(pid, pid)
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            if os.sched_getscheduler(thread) == _DEADLINE:
+                outlook.add(
+                    "deadline",
+                    f"{who} is scheduled by deadline (SCHED_DEADLINE), which CRIU cannot set again",
+                    "give it another scheduling policy before the checkpoint",
+                )
+            if thread == pid:
+                continue
+            if groups and _groups(pid, thread) != groups:
+                outlook.add(
+                    "thread-groups",
+                    f"{who} has a thread in control groups of its own (cgroup v1), which would not come back",
+                    "put the whole process there",
+                )
+            if _state(pid, thread)[0] == "D":
+                _waiting(outlook, thread, who)
+    if state == "D":
+        _waiting(outlook, pid, who)
+    elif tree.same(pid, parent, _KCMP_VM) and not cgroups.in_vfork(parent):
+        outlook.add(
+            "shared-memory",
+            f"{who} shares its memory with process {parent} and is no thread of it (CLONE_VM)",
+            "end it before the checkpoint",
+        )
+
+
+def _state(pid: int, thread: int) -> tuple[str, int]:
+    text = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
+    words = text.rpartition(")")[2].split()
+    return words[0], int(words[1])
+
+
+def _groups(pid: int, thread: int) -> list[str]:
+    """Those of version 1: of version 2 CRIU keeps a thread's own."""
+    lines = Path(f"/proc/{pid}/task/{thread}/cgroup").read_text(errors="replace").splitlines()
+    return [line for line in lines if not line.startswith("0::")]
+
+
+def _waiting(outlook: Outlook, thread: int, who: str) -> None:
+    if cgroups.in_vfork(thread):
+        outlook.add_passing(
+            "vfork",
+            f"{who} waits for a vforked child to run its program, and cannot be stopped before",
+            "try again once it has",
+        )

@@ -1,0 +1,141 @@
+"""Descriptors, mounts and threads that CRIU cannot bring back, seen beforehand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from engines.criu import foresee, handles, mounted, peers, tree
+from engines.criu.outlook import Outlook
+
+ODD = """
+import ctypes, os, socket, threading
+libc = ctypes.CDLL(None)
+kept = [
+    os.open(f"/proc/self/fd/{os.memfd_create('a')}", os.O_PATH),
+    os.open("/proc/self/ns/user", os.O_RDONLY),
+    libc.timerfd_create(8, 0),
+]
+master, slave = os.openpty()
+os.close(master)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("socket")
+kept.append(os.open("socket", os.O_PATH))
+done = threading.Event()
+threading.Thread(target=done.wait, daemon=True).start()
+got = []
+thread = threading.Thread(target=lambda: got.append(os.open("/proc/thread-self/status", os.O_RDONLY)))
+thread.start()
+thread.join()
+print("up", flush=True)
+input()
+"""
+PLAIN = """
+import os, select, socket, threading
+a, b = socket.socketpair()
+c, d = socket.socketpair()
+socket.send_fds(a, [b"x"], [d.fileno()])
+d.close()
+r, w = os.pipe()
+poll = select.epoll()
+poll.register(r, 1)
+other = os.dup(r)
+os.close(r)
+kept = [os.memfd_create("a"), os.pidfd_open(os.getpid()), os.open("/proc/self/status", os.O_RDONLY)]
+kept += [os.openpty(), os.open("/proc/thread-self/status", os.O_RDONLY), os.open(".", os.O_PATH)]
+done = threading.Event()
+threading.Thread(target=done.wait, daemon=True).start()
+print("up", flush=True)
+input()
+"""
+
+
+def rules(program: str, path: Path) -> set[str]:
+    """Of what is foreseen for a process of this machine, whose mounts are nobody's fault."""
+    words = [sys.executable, "-ISc", program]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=path)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
+        found = foresee.look(process.pid, path).findings
+        return {finding.rule.removeprefix("criu.foresee.") for finding in found} - {"mount"}
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_cannot_come_back_is_found(tmp_path: Path):
+    found = rules(ODD, tmp_path)
+    assert {"path", "node-namespace", "terminal", "ended-thread"} <= found
+    assert found <= {"path", "node-namespace", "terminal", "ended-thread", "alarm"}  # if it may make one
+
+
+def test_what_is_like_it_and_comes_back_is_no_obstacle(tmp_path: Path):
+    assert rules(PLAIN, tmp_path) == set()
+
+
+def test_a_later_mount_hides_what_lies_below():
+    mounts = handles.Mounts(kinds={"1": "overlay", "2": "tmpfs"}, tops={"/": "1", "/data/o": "2"})
+    assert mounts.hide("/data/o/f", "1")
+    assert mounts.hide("/data/o", "1")
+    for path, mount in (
+        *(("/data/o/f", "2"), ("/data/x", "1"), ("/data/other", "1"), ("/data/o/f (deleted)", "1")),
+        ("/data/o/f", "77"),
+    ):
+        assert not mounts.hide(path, mount)
+
+
+def test_devices_that_no_image_tells_the_numbers_of(tmp_path: Path):
+    outlook = Outlook()
+    mounts = handles.Mounts(kinds={"1": "overlay", "2": "tmpfs"})
+    looks = handles.Handles(outlook, os.getpid(), mounts, frozenset(), frozenset({"/dev/named"}))
+    for path, link, mount, wrong in (
+        ("/dev/null", "/data/null", "1", True),
+        ("/dev/null", "/data/null", "2", False),
+        ("/dev/null", "/dev/named", "1", False),
+        ("/dev/null", "/data/null", "77", False),
+        (str(tmp_path), "/data/null", "1", False),
+    ):
+        assert looks.is_own_device(path, link, mount) is wrong
+
+
+def test_mounts_that_no_restore_would_accept():
+    spec: dict[str, Any] = {
+        "mounts": [
+            {"destination": "/a b", "type": "bind", "source": "/x"},
+            {"destination": "/sys/fs/cgroup", "type": "cgroup"},
+        ],
+        "linux": {"maskedPaths": ["/proc/kcore"], "readonlyPaths": ["/proc/sys"]},
+    }
+    usual = ["/", "/a b", "/proc/kcore", "/proc/sys", "/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/dev/null"]
+
+    def told(*more: str, **spec_more: Any) -> list[str]:
+        outlook = Outlook()
+        table = [mounted.Mount("0:1", point, "tmpfs") for point in (*usual, *more)]
+        mounted.unasked(outlook, table, ["/a b", "/sys/fs/cgroup"], {**spec, **spec_more})
+        return [finding.message for finding in outlook.findings]
+
+    assert told() == []
+    assert "mounted on /a b/below" in told("/a b/below")[0]
+    assert "mounted on /a b," in told("/a b")[0]
+    grown = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
+    assert told("/a b/below", process=grown) == []
+    assert told("/a b/below", process={**grown, "noNewPrivileges": True})
+    apart = {"namespaces": [{"type": "cgroup"}]}
+    assert "/sys/fs/cgroup/cpu" in told(linux={**spec["linux"], **apart})[0]
+
+
+def test_names_of_mounts_are_read():
+    assert tree.unescaped(r"/a\040b\134c\012") == "/a b\\c\n"
+
+
+def test_two_processes_share_their_memory_only_if_they_do():
+    assert tree.same(os.getpid(), os.getpid(), 1)
+    assert not tree.same(os.getpid(), os.getppid(), 1)
+
+
+def test_nothing_is_alone_where_nothing_is_to_be_read():
+    assert peers.alone(Path("/proc/self/ns/net"), set()) == set()
