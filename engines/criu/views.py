@@ -26,18 +26,22 @@ _FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodir
 _RELATIME = 1 << 21
 
 
-def bound(init: int) -> tuple[str, ...]:
-    """Where a container that was restored before has binds of its own cgroups of version 2.
+def bound(init: int, places: Collection[str]) -> tuple[str, ...]:
+    """Mounts of a container's cgroups of version 2 that CRIU must be told to come from outside.
 
-    CRIU dumps them only if it is told that they come from outside. Raises OSError.
+    Those are binds, in one that was restored before, and any in a user namespace, whose root may not mount
+    them anew. places: see `mend`. Raises OSError.
     """
+    mapped = os.readlink(f"/proc/{init}/ns/user") != os.readlink("/proc/self/ns/user")  # noqa: PTH115
+    apart = os.readlink(f"/proc/{init}/ns/cgroup") != os.readlink("/proc/self/ns/cgroup")  # noqa: PTH115
     found: list[str] = []
-    if os.readlink(f"/proc/{init}/ns/cgroup") == os.readlink("/proc/self/ns/cgroup"):  # noqa: PTH115
-        for line in Path(f"/proc/{init}/mountinfo").read_text(errors="surrogateescape").splitlines():
-            before, _, after = line.partition(" - ")
-            root, point = before.split()[3:5]
-            if after.startswith("cgroup2 ") and root != "/" and sayable(point) == point:
-                found.append(point)
+    for line in Path(f"/proc/{init}/mountinfo").read_text(errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        root, point = before.split()[3:5]
+        if not after.startswith("cgroup2 ") or point not in places or sayable(point) != point:
+            continue
+        if mapped or (root != "/" and not apart):
+            found.append(point)
     return tuple(found)
 
 

@@ -73,7 +73,7 @@ def test_mounts_that_are_given_from_outside_are_told() -> None:
     restored = config.restore_config("/s", held=False, tcp="keep", outside={"/g": "/sys/fs/cgroup"})
     assert "external mnt[/g]:/sys/fs/cgroup" in restored.splitlines()
     assert "/g\nx" not in views.outside(["/g\nx"])
-    assert views.bound(os.getpid()) == ()
+    assert views.bound(os.getpid(), ["/sys/fs/cgroup"]) == ()
 
 
 def test_protobuf_fields() -> None:
