@@ -162,7 +162,7 @@ def test_somebody_takes_its_id_meanwhile(place: Pair, tmp_path: Path) -> None:
     fault = Fault(place, "target", "before cluster.records:Record.write=preparing", "cut", tmp_path)
     fault.reached()
     states = [agent.node.runc.root / place.container_id / "state.json" for agent in place.agents]
-    states[1].parent.mkdir()
+    states[1].parent.mkdir(parents=True)
     states[1].write_bytes(states[0].read_bytes())
     (tmp_path / "go").touch()
     assert "already; delete that one" in fault.end()
