@@ -30,7 +30,15 @@ def terminal(case: Case) -> Iterator[Finding]:
     had it (process.terminal; in a pod: tty).
     """
     wanted = bool(part(case.new, "process").get("terminal"))
-    if wanted != case.needs.terminal:
+    dumped = case.origin.dump_spec
+    if case.needs.terminal and dumped is not None and not part(dumped, "process").get("terminal"):
+        yield finding(
+            "spec.terminal",
+            "refuse",
+            "the image's container had no terminal, and holds one whose other side was closed or is outside",
+            "let the program close it, and take the checkpoint again",
+        )
+    elif wanted != case.needs.terminal:
         yield finding(
             "spec.terminal",
             "refuse",

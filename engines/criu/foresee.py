@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.criu import config, handles, mounted, peers, places, tasks, tree, views
+from engines.criu import config, handles, losses, mounted, peers, places, tasks, tree, views
 from engines.criu.outlook import Outlook
 from engines.criu.repair import borrow
 from engines.criu.watches import watched_paths
@@ -75,7 +75,7 @@ def look(init: int, bundle_path: Path) -> Outlook:
                 "does: it has changed its user since it was restored",
                 "restore the image that it was made from again, and checkpoint nothing later",
             )
-    own_network = _own(spec, "network")
+    own_network = own(spec, "network")
     table = handles.Mounts()
     with contextlib.suppress(OSError):
         table = handles.Mounts.of(init)
@@ -107,6 +107,7 @@ def look(init: int, bundle_path: Path) -> Outlook:
             opened.places(pid, who)
     _outside_sockets(outlook, init, pids, unix)
     _lost_sockets(outlook, init, pids, unix)
+    losses.look(outlook, init, pids, own_network=own_network)
     if watches:
         found, lost = watched_paths(init, watches)
         outlook.watched = found
@@ -306,7 +307,7 @@ def _descriptors(
 
 
 def _info(pid: int, number: str, name: str) -> str:
-    text = "\n" + Path(f"/proc/{pid}/fdinfo/{number}").read_text(errors="replace")
+    text = "\n" + tree.descriptor(pid, number)
     return " ".join(_field(text, name)) or "0"
 
 
@@ -440,7 +441,7 @@ def _lost_sockets(outlook: Outlook, init: int, pids: Sequence[int], unix: Mappin
 # --- mounts and message queues -------------------------------------------------------------------------
 
 
-def _own(spec: Mapping[str, Any], kind: str) -> bool:
+def own(spec: Mapping[str, Any], kind: str) -> bool:
     """Whether the container has a namespace of this kind that is made for it."""
     entries: list[dict[str, Any]] = spec.get("linux", {}).get("namespaces") or []
     return any(entry.get("type") == kind and not entry.get("path") for entry in entries)
@@ -448,7 +449,7 @@ def _own(spec: Mapping[str, Any], kind: str) -> bool:
 
 def _message_queues(outlook: Outlook, init: int, spec: Mapping[str, Any]) -> None:
     place = f"/proc/{init}/root/dev/mqueue"
-    if _own(spec, "ipc") and _magic(place) == _MQUEUE_MAGIC:
+    if own(spec, "ipc") and _magic(place) == _MQUEUE_MAGIC:
         for name in os.listdir(place):  # noqa: PTH208
             _queue(outlook, f"the container has the POSIX message queue /{name}")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.criu.outlook import Outlook
-from engines.criu.tree import same, unescaped
+from engines.criu.tree import descriptor, same, unescaped
 
 _KCMP_EPOLL_TFD = 7
 _O_PATH = 0o10000000
@@ -65,8 +65,7 @@ class Handles:
 
         CRIU looks in the first process that has the epoll.
         """
-        text = Path(f"/proc/{pid}/fdinfo/{number}").read_text(errors="replace")
-        targets = frozenset(_TARGET.findall(text))
+        targets = frozenset(_TARGET.findall(descriptor(pid, number)))
         if not targets or targets in self._polled:
             return
         self._polled.add(targets)
@@ -113,11 +112,11 @@ class Handles:
     def places(self, pid: int, who: str) -> None:
         """Note a working directory that a later mount hides. Raises OSError if the process is gone."""
         link = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115
-        descriptor = os.open(f"/proc/{pid}/cwd", _O_PATH | os.O_CLOEXEC)
+        place = os.open(f"/proc/{pid}/cwd", _O_PATH | os.O_CLOEXEC)
         try:
-            mount_id = _info(os.getpid(), str(descriptor)).get("mnt_id", "")
+            mount_id = _info(os.getpid(), str(place)).get("mnt_id", "")
         finally:
-            os.close(descriptor)
+            os.close(place)
         if self.mounts.hide(link, mount_id):
             self._hidden(link, f"the working directory of {who}")
 
@@ -185,8 +184,7 @@ class Mounts:
 
 
 def _info(pid: int, number: str) -> Mapping[str, str]:
-    text = Path(f"/proc/{pid}/fdinfo/{number}").read_text(errors="replace")
-    return dict(re.findall(r"^(flags|clockid|mnt_id):\s*(\S+)", text, re.MULTILINE))
+    return dict(re.findall(r"^(flags|clockid|mnt_id):\s*(\S+)", descriptor(pid, number), re.MULTILINE))
 
 
 def _has_target(pid: int, poll: int, name: int) -> bool:

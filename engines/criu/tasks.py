@@ -23,6 +23,13 @@ def look(outlook: Outlook, pid: int, who: str) -> None:
             f"{who} has ended its main thread, and others run on",
             "let the main thread live as long as the others",
         )
+    if 0 <= _space_limit(pid) < _space(pid):
+        outlook.add(
+            "address-space",
+            f"{who} has more memory mapped than its limit of address space (RLIMIT_AS) allows, so that CRIU "
+            "cannot work in it",
+            "raise the limit before the checkpoint (prlimit --as)",
+        )
     groups = [] if state == "Z" else _groups(pid, pid)
     for thread in threads:
         with contextlib.suppress(OSError):
@@ -56,6 +63,16 @@ def _state(pid: int, thread: int) -> tuple[str, int]:
     text = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
     words = text.rpartition(")")[2].split()
     return words[0], int(words[1])
+
+
+def _space_limit(pid: int) -> int:
+    """Bytes that a process may map, -1 without a limit."""
+    words = tree.text(pid, "limits").partition("Max address space")[2].split(None, 1)
+    return int(words[0]) if words and words[0].isdecimal() else -1
+
+
+def _space(pid: int) -> int:
+    return int(tree.text(pid, "statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _groups(pid: int, thread: int) -> list[str]:

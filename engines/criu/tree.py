@@ -26,6 +26,12 @@ def text(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
 
 
+def descriptor(pid: int, number: int | str) -> str:
+    """What the kernel tells of an open descriptor. Raises OSError."""
+    with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read().decode(errors="replace")
+
+
 def unescaped(path: str) -> str:
     """A path as it is, of how /proc/PID/mountinfo writes it."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)

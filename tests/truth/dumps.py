@@ -286,6 +286,16 @@ _FAILING = (
         "file = os.open('/data/s', os.O_PATH)",
     ),
     _of("a FIFO opened by O_PATH", "os.mkfifo('/data/f')", "file = os.open('/data/f', os.O_PATH)"),
+    _of(
+        "a limit of address space that is exceeded",
+        "import resource",
+        "resource.setrlimit(resource.RLIMIT_AS, (4096, 4096))",
+    ),
+    _of(
+        "a limit of address space that is not",
+        "import resource",
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))",
+    ),
     _of("a mount on a place with a line break", edit=_line_break),
 )
 
