@@ -36,11 +36,12 @@ def _some(names: Sequence[str]) -> str:
 
 @rule("spec.edit.ignored", about="spec", source="CRIU and runsc restore memory: nothing is executed again")
 def ignored(case: Case) -> Iterator[Finding]:
-    """Arguments, environment, working directory, image command, umask and limits of the process (rlimits, OOM
-    score, nice value and scheduling policy) are those of the dump, and so are device nodes, the propagation of the
-    root's mounts, cgroup and time namespaces, and host name, domain name and sysctls of namespaces that the
-    image holds: a change is ignored. CRIU keeps no personality and no I/O priority: a restored process has the
-    usual ones, whatever both specifications say. Start the container anew to have it.
+    """Arguments, environment, working directory, image command, umask and limits of the process (rlimits,
+    OOM score, nice value and scheduling policy) are those of the dump, and so are device nodes, the
+    propagation of the root's mounts, cgroup and time namespaces, and host name, domain name and sysctls of
+    namespaces that the image holds: a change is ignored. CRIU keeps no personality and no I/O priority: a
+    restored process has the usual ones, whatever both specifications say. Start the container anew to have
+    it.
     """
     if case.origin.dump_spec is None:
         return

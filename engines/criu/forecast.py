@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.api import Finding
-from engines.criu import cgroups, foresee, tree
+from engines.criu import cgroups, foresee, losses, tree
 from engines.criu.runtime import Container
 from engines.forecasts import Forecast
 
@@ -30,6 +30,7 @@ def forecast(container: Container, bundle_path: Path, groups: cgroups.Groups) ->
         *_sandboxes(pids, bundle_path),
         *_sessions(pids, groups),
         *_network(container.pid, pids),
+        *_lost(container.pid, pids, bundle_path),
     ]
     return Forecast(findings=tuple(found), memory_bytes=sum(map(_memory, pids)))
 
@@ -58,6 +59,36 @@ def _sandboxes(pids: Sequence[int], bundle_path: Path) -> Iterator[Finding]:
                     "if it has done that, let it start anew instead; seccomp filters come back",
                 )
                 return
+
+
+def _lost(init: int, pids: Sequence[int], bundle_path: Path) -> Iterator[Finding]:
+    attributes = list(dict.fromkeys(losses.attributes(pids)))
+    if attributes:
+        yield _warning(
+            "attributes",
+            f"{_some(attributes)} will be as usual after a restore",
+            "let the program set it again, if it matters",
+        )
+    options = sorted(set(losses.options(pids)))
+    if options:
+        yield _warning(
+            "options",
+            f"it has sockets with {_some(options)}, which no restore sets again",
+            "let the program open them anew, if it matters",
+        )
+    with contextlib.suppress(OSError, ValueError):
+        spec: dict[str, Any] = json.loads((bundle_path / "config.json").read_bytes())
+        if foresee.own(spec, "network") and (addresses := losses.addresses(init)):
+            yield _warning(
+                "addresses",
+                f"its own network namespace has the addresses {_some(addresses)}, which no restore gives it",
+                "give the container a network namespace by path",
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _N_NAMED} more" if len(names) > _N_NAMED else ""
+    return ", ".join(names[:_N_NAMED]) + more
 
 
 def _sessions(pids: Sequence[int], groups: cgroups.Groups) -> Iterator[Finding]:

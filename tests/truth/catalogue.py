@@ -8,6 +8,7 @@ from tests.truth import (
     gpus,
     journeys,
     limits,
+    losing,
     mounts,
     network,
     node,
@@ -30,5 +31,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *sandboxes.SCENARIOS,
     *gpus.SCENARIOS,
     *dumps.SCENARIOS,
+    *losing.SCENARIOS,
     *journeys.JOURNEYS,
 )
