@@ -90,11 +90,12 @@ def unasked(outlook: Outlook, mounts: list[Mount], places: list[str], spec: Mapp
     room = Counter([*places, *map(os.path.normpath, hidden), "/", "/dev/console"])
     apart = any(entry.get("type") == "cgroup" for entry in linux.get("namespaces") or ())
     groups = [str(e.get("destination")) for e in spec.get("mounts") or () if e.get("type") == "cgroup"]
+    nodes = {str(entry.get("path")) for entry in linux.get("devices") or ()} | NODE_DEVICES
     for mount in mounts:
         room[mount.point] -= 1
         # With a cgroup namespace they are no binds, and an image does not tell whose they are.
         in_groups = not apart and any(mount.point.startswith(f"{top}/") for top in groups)
-        if room[mount.point] < 0 and mount.point not in NODE_DEVICES and not in_groups:
+        if room[mount.point] < 0 and mount.point not in nodes and not in_groups:
             outlook.add(
                 "unasked-mount",
                 f"it has a {mount.kind} mounted on {mount.point}, which its specification does not name, so "

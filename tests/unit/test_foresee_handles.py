@@ -108,9 +108,13 @@ def test_mounts_that_no_restore_would_accept():
             {"destination": "/a b", "type": "bind", "source": "/x"},
             {"destination": "/sys/fs/cgroup", "type": "cgroup"},
         ],
-        "linux": {"maskedPaths": ["/proc/kcore"], "readonlyPaths": ["/proc/sys"]},
+        "linux": {
+            "maskedPaths": ["/proc/kcore"],
+            "readonlyPaths": ["/proc/sys"],
+            "devices": [{"path": "/dev/x"}],
+        },
     }
-    usual = ["/", "/a b", "/proc/kcore", "/proc/sys", "/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/dev/null"]
+    usual = ["/", "/a b", "/proc/kcore", "/proc/sys", "/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/dev/x"]
 
     def told(*more: str, **spec_more: Any) -> list[str]:
         outlook = Outlook()
