@@ -143,7 +143,7 @@ class Node(Host):
         return {
             path.name: path.read_text().splitlines()[0]
             for path in files
-            if not path.name.startswith("last_reserved")
+            if not path.name.startswith(("last_reserved", "torpor-"))  # the latter is a lease being written
         }
 
 
