@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import socket
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -93,39 +92,42 @@ def _open(place: str) -> dict[str, str]:
 
 def _renamed(outlook: Outlook, init: int, pids: Sequence[int]) -> None:
     """A unix socket that listens is bound again to the name that it was bound to first."""
-    lost: dict[str, str] = {}
+    suspects: set[str] = set()
     for line in Path(f"/proc/{init}/net/unix").read_text(errors="replace").splitlines()[1:]:
         words = line.split(None, 7)
-        if len(words) == 8 and words[3] == _LISTENS and words[7].startswith("/"):
-            place = f"/proc/{init}/root{words[7]}"
-            if not os.path.lexists(place) or not stat.S_ISSOCK(os.lstat(place).st_mode):
-                lost[f"socket:[{words[6]}]"] = words[7]
-    for pid in pids if lost else ():
+        # A name may hold anything, even what looks like another line: the socket itself is asked later.
+        listens = len(words) == 8 and words[3] == _LISTENS and words[7].startswith("/")
+        if listens and not os.path.lexists(f"/proc/{init}/root{words[7]}"):
+            suspects.add(f"socket:[{words[6]}]")
+    for pid in pids if suspects else ():
         for name, link in _open(f"/proc/{pid}").items():
-            if link in lost and _has_file(pid, int(name)):
+            if link in suspects and (path := _left_name(pid, int(name))):
                 outlook.add(
                     "renamed",
-                    f"process {pid} listens on a unix socket that was bound to {lost[link]} and renamed "
-                    "later, which would be bound to the old name",
+                    f"process {pid} listens on a unix socket that was bound to {path} and renamed later, "
+                    "which would be bound to the old name",
                     "let the program bind it to the name that it is to have",
                 )
                 return
 
 
-def _has_file(pid: int, number: int) -> bool:
-    """Whether the file that a unix socket was bound to has a name yet."""
+def _left_name(pid: int, number: int) -> str:
+    """The name that a unix socket was bound to, if its file has another name now; else ""."""
     pidfd = os.pidfd_open(pid)
     try:
         copy = socket.socket(fileno=borrow(pidfd, number))
     finally:
         os.close(pidfd)
     with copy, contextlib.suppress(OSError):
+        path = str(copy.getsockname())
+        if not path.startswith("/") or os.path.lexists(f"/proc/{pid}/root{path}"):
+            return ""
         descriptor = fcntl.ioctl(copy, _SIOCUNIXFILE)
         try:
-            return os.fstat(descriptor).st_nlink > 0
+            return path if os.fstat(descriptor).st_nlink else ""
         finally:
             os.close(descriptor)
-    return False
+    return ""
 
 
 # --- what only loses comfort ---------------------------------------------------------------------------

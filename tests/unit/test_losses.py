@@ -71,15 +71,15 @@ def test_a_thread_in_a_namespace_of_its_own():
         assert _found(pid) == ["thread"]
 
 
-@pytest.mark.parametrize(("then", "found"), [("rename('{0}', '{0}2')", ["renamed"]), ("unlink('{0}')", [])])
+@pytest.mark.parametrize(("then", "found"), [("rename(p, p + '2')", ["renamed"]), ("unlink(p)", [])])
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root asks for a socket's file")
 def test_a_listener_that_was_renamed(then: str, found: list[str], tmp_path: Path):
-    path = str(tmp_path / "s")
-    text = f"s = socket.socket(socket.AF_UNIX)\ns.bind({path!r})\ns.listen()\n"
+    path = str(tmp_path / "s\n\udcff x")
+    text = f"p = {path!a}\ns = socket.socket(socket.AF_UNIX)\ns.bind(p)\ns.listen()\n"
     with _running(text) as pid:
         assert _found(pid) == []
     Path(path).unlink()
-    with _running(f"{text}os.{then.format(path)}") as pid:
+    with _running(f"{text}os.{then}") as pid:
         assert _found(pid) == found
 
 
