@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sim.engine.ledger import Ledger, Span
 from sim.engine.saves import SAME_S, Save, Saves
 from sim.engine.schedule import Regime, Schedule
 from sim.engine.terms import Terms
+
+MOST_SHOWN = 10_000
+"""Checkpoints of a gang that a timeline shows one by one; later stretches show theirs together with work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Progress:
         self._name, self._ledger, self._spans = name, ledger, spans
         self._schedule: Schedule | None = None
         self._began_s = 0.0
-        self._stretches: list[tuple[float, float]] = []
+        self._stretches: list[_Stretch] = []
+        self._shown = 0
 
     @property
     def going(self) -> bool:
@@ -75,7 +80,7 @@ class Progress:
         self.number += count
         self.work_s += work_s
         if self._spans is not None:
-            self._stretches.append((began_s, now_s))
+            self._stretches.append(_Stretch(schedule, began_s, now_s, count, into_s))
         if into_s <= 0:
             return None
         rest_s = schedule.stall_s(count + 1) - into_s
@@ -137,10 +142,44 @@ class Progress:
         """Put the work since the last stop on the timeline: up to `cut_s` kept, then lost."""
         if self._spans is None:
             return
-        for t0_s, t1_s in self._stretches:
-            middle_s = min(max(cut_s, t0_s), t1_s)
-            if middle_s > t0_s:
-                self._spans.append(Span(t0_s, middle_s, self._name, "work"))
-            if t1_s > middle_s:
-                self._spans.append(Span(middle_s, t1_s, self._name, "lost_work"))
+        for stretch in self._stretches:
+            self._shown += stretch.count
+            together = self._shown > MOST_SHOWN
+            for t0_s, t1_s, state in stretch.whole() if together else stretch.pieces():
+                middle_s = min(max(cut_s, t0_s), t1_s) if state != "checkpoint_stall" else t1_s
+                if middle_s > t0_s:
+                    self._spans.append(Span(t0_s, middle_s, self._name, state))
+                if t1_s > middle_s:
+                    self._spans.append(Span(middle_s, t1_s, self._name, "lost_work"))
         self._stretches.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What a schedule did: so many checkpoints ended, and the stall of the next one has come so far."""
+
+    schedule: Schedule
+    began_s: float
+    until_s: float
+    count: int
+    into_s: float
+
+    def whole(self) -> Iterator[tuple[float, float, str]]:
+        """All but the last stall in one state."""
+        stop_s = self.until_s - self.into_s
+        yield self.began_s, stop_s, "work_and_checkpoints" if self.count else "work"
+        yield stop_s, self.until_s, "checkpoint_stall"
+
+    def pieces(self) -> Iterator[tuple[float, float, str]]:
+        """Work and stalls in turns: from, until and state. Work without a stall between is one piece."""
+        from_s, at_s, before_s = self.began_s, self.began_s, 0.0
+        for number in range(1, self.count + 1):
+            work_s = self.schedule.work_s(number)
+            stop_s, at_s = at_s + work_s - before_s, self.began_s + self.schedule.end_s(number)
+            before_s = work_s
+            if at_s - stop_s > SAME_S:
+                yield from_s, stop_s, "work"
+                yield stop_s, at_s, "checkpoint_stall"
+                from_s = at_s
+        yield from_s, self.until_s - self.into_s, "work"
+        yield self.until_s - self.into_s, self.until_s, "checkpoint_stall"
