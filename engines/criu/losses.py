@@ -15,7 +15,7 @@ from engines.criu.outlook import Outlook
 from engines.criu.repair import borrow
 
 _KCMP_FILES, _KCMP_FS = 2, 3
-_OF_THREADS = ("net", "uts", "ipc", "cgroup")
+_OF_THREADS = ("net", "uts", "ipc")
 # Devices that the kernel itself puts into each new network namespace.
 _USUAL_DEVICES = frozenset(
     "lo tunl0 gre0 gretap0 erspan0 ip_vti0 ip6_vti0 sit0 ip6tnl0 ip6gre0".split()  # noqa: SIM905
@@ -56,14 +56,15 @@ def _threads(outlook: Outlook, pid: int) -> None:
     if not others:
         return
     who = f"process {pid} ('{tree.text(pid, 'comm').strip()}')"
+    compares = tree.same(pid, pid, _KCMP_FS)  # else each thread would have to be read whole
     ours = {kind: _link(f"/proc/{pid}/ns/{kind}") for kind in _OF_THREADS}
     for thread in others:
         place = f"/proc/{pid}/task/{thread}"
         with contextlib.suppress(OSError):  # it may have ended
             what = [f"{kind} namespace" for kind, link in ours.items() if _link(f"{place}/ns/{kind}") != link]
-            if not tree.same(pid, thread, _KCMP_FS) and _home(f"/proc/{pid}") != _home(place):
+            if compares and not tree.same(pid, thread, _KCMP_FS) and _home(f"/proc/{pid}") != _home(place):
                 what.append("working directory or root")
-            if not tree.same(pid, thread, _KCMP_FILES) and _open(f"/proc/{pid}") != _open(place):
+            if compares and not tree.same(pid, thread, _KCMP_FILES) and _open(f"/proc/{pid}") != _open(place):
                 what.append("table of descriptors")
             if what:
                 outlook.add(

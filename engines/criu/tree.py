@@ -45,15 +45,15 @@ def threads(pid: int) -> list[int]:
         return []
 
 
-_KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
+_libc = ctypes.CDLL(None)
 
 
 def same(pid: int, other: int, what: int, first: int = 0, second: int | bytes = 0) -> bool:
     """Whether two processes have one and the same thing (kcmp); False where nobody tells."""
-    number = _KCMP.get(platform.machine())
-    if number is None:
+    if _KCMP is None:
         return False
-    return ctypes.CDLL(None).syscall(number, pid, other, what, ctypes.c_ulong(first), second) == 0
+    return _libc.syscall(_KCMP, pid, other, what, ctypes.c_ulong(first), second) == 0
 
 
 def inner(pid: int) -> int:
