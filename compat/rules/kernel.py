@@ -211,6 +211,22 @@ def cgroup_mounts(case: Case) -> Iterator[Finding]:
         yield _other_mode(case, f"of mode {host.cgroup_mode}")
 
 
+@rule("cgroup.mount", about="node", source="measured: Unable to mount cgroup: Operation not permitted")
+def mapped_cgroups(case: Case) -> Iterator[Finding]:
+    """The root of a user namespace may not mount control groups of version 2 anew; torpor's own images have
+    them as given from outside. Take the checkpoint with torpor, or of a container without that mount.
+    """
+    for mount in case.needs.mounts if case.needs.namespaces.get("user") == "own" else ():
+        if mount.fstype == "cgroup2" and not mount.external and not case.has_kernel:
+            yield finding(
+                "cgroup.mount",
+                "refuse",
+                f"the image has control groups mounted on '{mount.destination}', which the root of its user "
+                "namespace may not mount again",
+                "take the checkpoint with torpor, or of a container without that mount",
+            )
+
+
 @rule("cgroup.open", about="node", source="measured: reopened in the cgroups of whoever calls the runtime")
 def cgroup_files(case: Case) -> Iterator[Finding]:
     """What a task has open of its control groups is opened again before the new container's are

@@ -23,6 +23,7 @@ MET: Mapping[str, str] = {
     "kernel.paths": "from an emulated machine to this one",
     "cgroup.mode": "to an emulated machine, control groups mounted",
     "cgroup.open": "control groups mounted, one of their files open",
+    "cgroup.mount": "control groups of version 2, dumped by runc alone",
     "criu.absent": "no CRIU",
     "criu.image": "restored by CRIU 4.1, made by a later one",
     "criu.kernel": "a CRIU too old for the kernel",

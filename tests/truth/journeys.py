@@ -93,6 +93,16 @@ def _with_cgroups(spec: dict[str, Any], path: Path) -> None:
     sources.CGROUPS.edit(spec, path)
 
 
+def _apart(spec: dict[str, Any], path: Path) -> None:
+    _with_cgroups(spec, path)
+    spec["linux"]["namespaces"].append({"type": "cgroup"})
+
+
+def _mapped_apart(spec: dict[str, Any], path: Path) -> None:
+    _apart(spec, path)
+    sources.map_ids(spec, path)
+
+
 def _capable(spec: dict[str, Any], path: Path) -> None:
     _unmasked(spec, path)
     sources.grant(spec, "CAP_SYS_RESOURCE")
@@ -127,8 +137,9 @@ STATIC = Source(name="static", args=["/counter"], edit=_static)
 UNMASKED = Source(name="unmasked", args=["/counter"], edit=_unmasked)
 TUNED = Source(name="tuned", args=["/counter"], edit=_tuned)
 WITH_CGROUPS = Source(name="with-cgroups", args=["/counter"], edit=_with_cgroups)
-
-
+APART = Source(name="apart", args=["/counter"], edit=_apart)
+MAPPED_APART = Source(name="mapped-apart", args=["/counter"], edit=_mapped_apart)
+MAPPED_APART_PLAIN = Source(name="mapped-apart-plain", args=["/counter"], edit=_mapped_apart, plain=True)
 HUGE = Source(name="huge", args=["/counter", "huge"], edit=_unmasked)
 GUARDED = Source(name="guarded", args=["/counter", "guard"], edit=_tuned)
 LARGE = Source(name="large-static", args=["/counter", "large"], edit=_unmasked)
@@ -176,6 +187,10 @@ JOURNEYS = (
     _of("from this machine to an emulated one", UNMASKED, "", "max"),
     _of("to an emulated machine, the C library told what is missing there", TUNED, "", "max"),
     _of("to an emulated machine, control groups mounted", WITH_CGROUPS, "", "max"),
+    _of("control groups of version 2", WITH_CGROUPS, "max", "max"),
+    _of("control groups of version 2, a namespace of their own", APART, "max", "max"),
+    _of("control groups of version 2, a user namespace", MAPPED_APART, "max", "max"),
+    _of("control groups of version 2, dumped by runc alone", MAPPED_APART_PLAIN, "max", "max"),
     _of("huge pages, as many free", HUGE, "max", "max", before_dump=_RESERVE),
     _of(
         "huge pages, none free",

@@ -102,6 +102,20 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         At(has("/sys/fs/cgroup", "cgroup2")),
         At(has("/sys/fs/cgroup", "tmpfs"), dumped_on=None),
     ),
+    "cgroup.mount": (
+        At(
+            replace(has("/sys/fs/cgroup", "cgroup2"), namespaces={"user": "own"}),
+            on=node(cgroup_mode="v2"),
+            dumped_on=node(cgroup_mode="v2"),
+        ),
+        "refuse",
+        At(
+            replace(has("/sys/fs/cgroup", "cgroup2", external=True), namespaces={"user": "own"}),
+            on=node(cgroup_mode="v2"),
+            dumped_on=node(cgroup_mode="v2"),
+        ),
+        CERTAIN,
+    ),
     "cgroup.open": (
         At(replace(has("/sys/fs/cgroup/pids", "cgroup"), files=(IN_GROUPS,)), dumped_on=None),
         "refuse",
