@@ -15,6 +15,7 @@ from engines.api import Finding
 from engines.criu import cgroups, foresee, losses, tree
 from engines.criu.runtime import Container
 from engines.forecasts import Forecast
+from engines.places import is_bind
 
 _LISTEN, _ESTABLISHED = "0A", "01"
 _N_NAMED = 4
@@ -78,6 +79,14 @@ def _lost(init: int, pids: Sequence[int], bundle_path: Path) -> Iterator[Finding
         )
     with contextlib.suppress(OSError, ValueError):
         spec: dict[str, Any] = json.loads((bundle_path / "config.json").read_bytes())
+        binds = [str(mount["destination"]) for mount in spec.get("mounts") or () if is_bind(mount)]
+        if path := losses.on_tmpfs(init, binds):
+            yield _warning(
+                "tmpfs",
+                f"'{path}' on a tmpfs has attributes (an access list, capabilities), which no restore "
+                "brings back",
+                "let the program set them again, if they matter",
+            )
         if foresee.own(spec, "network") and (addresses := losses.addresses(init)):
             yield _warning(
                 "addresses",

@@ -133,6 +133,7 @@ def _left_name(pid: int, number: int) -> str:
 
 # --- what only loses comfort ---------------------------------------------------------------------------
 
+_MAX_LOOKED_AT = 1000
 _USUAL = (("personality", "00000000"), ("timerslack_ns", "50000"))
 _WORDS = {
     "personality": "a personality",
@@ -201,3 +202,33 @@ def addresses(init: int) -> list[str]:
             if (number := line.split()[0]) != _V6:
                 found.add(":".join(number[n : n + 4] for n in range(0, 32, 4)))
     return sorted(found)
+
+
+def on_tmpfs(init: int, given: Sequence[str]) -> str:
+    """A file on a tmpfs of the container with attributes (access lists, capabilities) that its archive does
+    not keep, "" if none is seen among the first.
+
+    given: places of what is bound in from elsewhere. Raises OSError.
+    """
+    left = _MAX_LOOKED_AT
+    for line in Path(f"/proc/{init}/mountinfo").read_text(errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        point = tree.unescaped(before.split()[4])
+        if not after.startswith("tmpfs ") or point in given:
+            continue
+        waiting = [point]
+        device = os.stat(f"/proc/{init}/root{point}").st_dev  # noqa: PTH116
+        while waiting and left > 0:
+            folder = waiting.pop()
+            with contextlib.suppress(OSError), os.scandir(f"/proc/{init}/root{folder}") as listing:
+                for entry in listing:
+                    left -= 1
+                    path = f"{folder.rstrip('/')}/{entry.name}"
+                    if set(os.listxattr(entry.path, follow_symlinks=False)) - {"security.selinux"}:
+                        return path
+                    inside = entry.is_dir(follow_symlinks=False)
+                    if inside and entry.stat(follow_symlinks=False).st_dev == device:
+                        waiting.append(path)
+                    if left <= 0:
+                        break
+    return ""

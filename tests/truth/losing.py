@@ -93,9 +93,11 @@ SCENARIOS = (
         ),
     ),
     _of(
-        "socket options that are lost",
+        "socket options and attributes that are lost",
         "s = socket.create_server(('127.0.0.1', 7000))",
         "s.setsockopt(6, 18, 9999)",
         "libc.prctl(29, 123456, 0, 0, 0)",
+        "open('/dev/shm/x', 'w').close()",
+        "os.setxattr('/dev/shm/x', 'trusted.a', b'b')",
     ),
 )

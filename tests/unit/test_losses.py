@@ -101,3 +101,19 @@ def test_what_is_set_and_not_set_again():
     with _running(text) as pid:
         assert list(losses.attributes([pid])) == [f"a personality (process {pid})"]
         assert list(losses.options([pid])) == ["TCP_USER_TIMEOUT"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_attributes_of_files_on_a_tmpfs(tmp_path: Path):
+    subprocess.run(["mount", "-t", "tmpfs", "torpor-test", tmp_path], check=True)
+    try:
+        (tmp_path / "a b").mkdir()
+        (tmp_path / "a b/c").touch()
+        others = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        others.remove(str(tmp_path))
+        assert losses.on_tmpfs(os.getpid(), others) == ""
+        os.setxattr(tmp_path / "a b/c", "trusted.torpor", b"x")
+        assert losses.on_tmpfs(os.getpid(), others) == str(tmp_path / "a b/c")
+        assert losses.on_tmpfs(os.getpid(), [*others, str(tmp_path)]) == ""
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
