@@ -19,7 +19,7 @@ BUCKETS = (
 """Useful work that is kept, and what time is otherwise spent on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """Somebody was in one state for a while, and why. `who`: job0, node17, replica3."""
 

@@ -145,7 +145,13 @@ class Progress:
         for stretch in self._stretches:
             self._shown += stretch.count
             together = self._shown > MOST_SHOWN
-            for t0_s, t1_s, state in stretch.whole() if together else stretch.pieces():
+            pieces = stretch.whole() if together else stretch.pieces()
+            if stretch.until_s <= cut_s:
+                self._spans += [
+                    Span(t0_s, t1_s, self._name, state) for t0_s, t1_s, state in pieces if t1_s > t0_s
+                ]
+                continue
+            for t0_s, t1_s, state in pieces:
                 middle_s = min(max(cut_s, t0_s), t1_s) if state != "checkpoint_stall" else t1_s
                 if middle_s > t0_s:
                     self._spans.append(Span(t0_s, middle_s, self._name, state))
