@@ -127,7 +127,7 @@ class _Game:
                 out.on_demand_held_s += job.tick_s
                 out.on_demand_work_s += done_s
             state.region = self.at
-        for name in self.probed - {self.at if self.place != "none" else ""}:
+        for name in sorted(self.probed - {self.at if self.place != "none" else ""}):
             cost = self.markets[name].spot_price * PROBE_S / 3600
             out.probe_cost += cost
             paid += cost
