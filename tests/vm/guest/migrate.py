@@ -65,11 +65,12 @@ def migrate(source: Agent, target: Agent, *more: str) -> str:
 def kill_while_copying(source: Agent, target: Agent) -> None:
     """A source that dies before the freeze: the container runs on, and nothing is left."""
     process = source.popen("migrate", "web", "--to", target.node.name, "--root", source.node.runc.root)
-    until(
-        lambda: list(source.state_path.glob("departures/*/before-0/checkpoint/*")),
-        timeout_s=SLOW_S,
-        what="its memory is copied",
-    )
+
+    def copies() -> bool:
+        assert process.poll() is None, f"it ended before: {process.communicate()}"
+        return bool(list(source.state_path.glob("departures/*/before-0/checkpoint/*")))
+
+    until(copies, timeout_s=SLOW_S, what="its memory is copied")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     until(lambda: not left(source, target), timeout_s=SLOW_S, what=f"gone: {left(source, target)}")
