@@ -453,7 +453,7 @@ def test_reader_tells_files_and_sockets(place: Lab):
     assert files["/data/grown"].size_bytes == 5
     assert files["/data/grown"].mode == 0o644
     assert files["/data/log"].size_bytes == -1
-    assert not any("gone" in path for path in files)
+    assert [need.use for path, need in files.items() if "gone" in path] == ["deleted"]
     assert [(s.protocol, s.state, s.address, s.port) for s in found.needs.sockets] == [
         ("tcp", "listen", "127.0.0.1", 7007)
     ]
