@@ -25,7 +25,7 @@ class Birth:
 
     session: as of getsid(2). born_ns: since the epoch. host_files: the numbers that runsc gives the streams
     of the node that it holds. holds: paths in the sandbox, each with how: "open", "mapped", "cwd", or
-    "deleted" for what is open and has no name any more.
+    "deleted" for what is open and has no name any more. polls: it has an epoll set.
     """
 
     pid: int
@@ -35,6 +35,7 @@ class Birth:
     host_files: frozenset[int]
     name: str
     holds: frozenset[tuple[str, str]] = frozenset()
+    polls: bool = False
 
 
 def parse(text: str) -> tuple[Birth, ...]:
@@ -54,6 +55,7 @@ def _birth(document: Mapping[str, Any]) -> Birth:
         host_files=frozenset(int(match[1]) for path in paths if (match := _HOST_FILE.fullmatch(path))),
         name=str(status.get("comm", "")),
         holds=frozenset((path, how) for path, how in _holds(document, paths) if path.startswith("/")),
+        polls=any("[eventpoll]" in path for path in paths if not path.startswith("/")),
     )
 
 

@@ -169,7 +169,8 @@ class GvisorEngine:
                 *("--image-path", str(request.image_path), "--leave-running", compression),
                 request.container_id,
             )
-            source.record(self._runsc.version()).write(request.image_path)
+            version = self._runsc.version()
+            source.record(version).write(request.image_path)
             sizes = _sizes(request.image_path)
             _tell(request, "dumped", container.pid)
             if not request.leave_running:
@@ -190,7 +191,7 @@ class GvisorEngine:
             total_s=now - started,
             image_bytes=sum(sizes.values()),
             pages_bytes=sizes.get(image.STATE if self._settings.compress else "pages.img", 0),
-            warnings=source.warnings(),
+            warnings=source.warnings(version),
         )
 
     def _run_dump(self, guarded: calls.Guarded, words: str, *argv: str) -> None:

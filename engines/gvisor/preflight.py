@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from engines.gvisor.runsc import Container, Runsc, Task, sandbox_flags, setup
 from engines.places import resolve
 
 _SPARE_BYTES = 64 << 20
+# Since then its epoll sets are made anew at a restore: google/gvisor, pull request 14147.
+_EPOLL_MENDED = 20260901
 _ENDED_BYTES = 80 << 10  # measured with runsc 20240729, for each process that has ended
 
 
@@ -104,17 +107,32 @@ class Source:
                 after="paused" if self._container.status == "paused" else "running",
             )
 
-    def warnings(self) -> tuple[str, ...]:
-        """What makes the image larger than it need be, in sentences."""
+    def warnings(self, version: str) -> tuple[str, ...]:
+        """What is wrong with the image all the same, in sentences. version: runsc's release."""
+        return (*self._waste(), *self._polling(version))
+
+    def _waste(self) -> Iterator[str]:
         tasks = [task for tasks in self._tasks.values() for task in tasks]
         ended = max(task.pid for task in tasks) - len(tasks)
         waste = ended * _ENDED_BYTES
-        if waste < _SPARE_BYTES:
-            return ()
-        return (
-            f"runsc keeps something of the {ended} processes that have ended in container "
-            f"'{self._container.id}', about {waste >> 20} MiB of the image; start it anew now and then",
-        )
+        if waste >= _SPARE_BYTES:
+            yield (
+                f"runsc keeps something of the {ended} processes that have ended in container "
+                f"'{self._container.id}', about {waste >> 20} MiB of the image; start it anew now and then"
+            )
+
+    def _polling(self, version: str) -> Iterator[str]:
+        # Such a runsc saves the list of what was ready. Two descriptors that one epoll_wait found no longer
+        # ready stay linked, so that one which has been closed since is saved, and woken, with the other.
+        release = re.search(r"20\d{6}", version)
+        names = sorted({birth.name for birth in self._births if birth.polls})
+        if names and (not release or int(release[0]) < _EPOLL_MENDED):
+            yield (
+                f"runsc {version} may give the epoll sets of {', '.join(map(ascii, names[:3]))} in container "
+                f"'{self._container.id}' events of descriptors that were closed before, for ever, so that a "
+                "new connection with such a number may be cut; look after each restore whether it serves, "
+                "and use a runsc of September 2026 or later"
+            )
 
     def record(self, version: str) -> Record:
         """What runsc does not write down. version: runsc's release."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.api import CheckpointRequest, NotSupported
+from engines.api import CheckpointRequest, NotSupported, RestoreRequest
 from tests.support.containers import bind, command, lab, until
 from tests.support.gvisor import GvisorLab
 from tests.support.torpor import Torpor
@@ -140,3 +140,51 @@ def test_an_engine_of_the_other_runtime_is_refused_when_the_container_is_created
     assert done.returncode == 1
     assert f"could not create container '{target}': engine {engine} does not work through" in done.stderr
     assert place.residue(target) == []
+
+
+# Both ends of two pipes are ready at once, then none is, then one is closed: what no runsc may bring back.
+_CLOSED = """
+import os, select, signal
+epoll, pipes = select.epoll(), [os.pipe(), os.pipe()]
+for read_end, write_end in pipes:
+    epoll.register(read_end, select.EPOLLIN)
+    os.write(write_end, b"x")
+assert len(epoll.poll(1)) == 2
+for read_end, _ in pipes:
+    os.read(read_end, 1)
+assert not epoll.poll(0)
+gone = pipes[1][0]
+epoll.unregister(gone)
+[os.close(end) for end in pipes[1]]
+signal.signal(signal.SIGUSR1, lambda *_: print("stale" if epoll.poll(0.2) else "none", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_closed_descriptor_that_comes_back_was_warned_of(place: GvisorLab) -> None:
+    source = place.start(args=("python", "-IS", "-u", "-c", _CLOSED))
+    until(lambda: "ready" in place.outputs[source].text, what="it has begun")
+    place.runsc("kill", source, "USR1")
+    until(lambda: "none" in place.outputs[source].text, what="nothing is ready before")
+    engine, target = place.engine(source), place.prepare()
+    stats = engine.checkpoint(
+        CheckpointRequest(
+            container_id=source,
+            bundle_path=place.bundle(source),
+            image_path=place.image_root / "i",
+            timeout_s=60,
+        )
+    )
+    request = RestoreRequest(
+        container_id=target,
+        bundle_path=place.bundle(target),
+        image_path=place.image_root / "i",
+        timeout_s=60,
+    )
+    place.restore(place.engine(target), request)
+    place.runsc("kill", target, "USR1")
+    said = until(lambda: place.outputs[target].text, what="it says what is ready")
+    assert ["closed before" in warning for warning in stats.warnings] == ([True] if "stale" in said else [])
+    place.kill(target)

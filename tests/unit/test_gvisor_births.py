@@ -107,4 +107,33 @@ def test_an_image_that_ended_processes_make_large_comes_with_a_warning(
     )
     source = Source(Runsc(settings), Container(id="c1", pid=0, status="running"), {}, tmp_path, "no")
     source._tasks = {"c1": tuple(Task(pid=each, parent=0, uid=0, name="x") for each in (1, pid))}
-    assert ["about 101 MiB" in said for said in source.warnings()] == ([True] if warned else [])
+    assert ["about 101 MiB" in said for said in source.warnings("20240729.0")] == ([True] if warned else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "warned"),
+    [
+        ("0.0~20240729.0", "anon_inode:[eventpoll]", True),
+        ("release-20260817.0", "anon_inode:[eventpoll]", True),
+        ("unknown", "anon_inode:[eventpoll]", True),
+        ("release-20260914.0", "anon_inode:[eventpoll]", False),
+        ("0.0~20240729.0", "/tmp/[eventpoll]", False),
+        ("0.0~20240729.0", "socket:[5]", False),
+    ],
+)
+def test_a_runsc_that_brings_closed_descriptors_back_is_named_where_something_polls(
+    tmp_path: Path, version: str, path: str, warned: bool
+) -> None:
+    settings = EngineSettings(
+        runtime_path=Path("/bin/false"), root_path=tmp_path, state_path=tmp_path, search_path="/bin"
+    )
+    source = Source(Runsc(settings), Container(id="c1", pid=0, status="running"), {}, tmp_path, "no")
+    source._tasks = {"c1": (Task(pid=1, parent=0, uid=0, name="x"),)}
+    document = {
+        "status": {"pid": 1, "comm": "no\nde"},
+        "stat": {"sid": 1},
+        "clone_ts": 1,
+        "fdlist": [{"path": path}],
+    }
+    source._births = parse(json.dumps(document))
+    assert ["'no\\nde'" in said for said in source.warnings(version)] == ([True] if warned else [])

@@ -22,19 +22,29 @@ const worker = new Worker(`
 let ask = [];
 worker.on("message", (value) => ask.shift()(value));
 const later = new Promise((done) => { globalThis.finish = done; });
-http.createServer(async (request, response) => {
+const server = http.createServer(async (request, response) => {
   if (request.url === "/ticks") response.end(String(ticks));
   else if (request.url === "/worker") {
     const value = await new Promise((done) => { ask.push(done); worker.postMessage(0); });
     response.end(String(value));
   } else if (request.url === "/wait") response.end(String(await later));
   else if (request.url === "/finish") { globalThis.finish("kept promise"); response.end("finished"); }
-}).listen(7401, "127.0.0.1");
+});
+server.keepAliveTimeout = 0;
+server.listen(7401, "127.0.0.1");
 """
+
+# None is closed: an epoll set that forgot one is what some releases of runsc do not keep, and warn of.
+CONNECTIONS = []
+
+
+def connect():
+    CONNECTIONS.append(http.client.HTTPConnection("127.0.0.1", 7401, timeout=10))
+    return CONNECTIONS[-1]
 
 
 def get(path, connection=None):
-    connection = connection or http.client.HTTPConnection("127.0.0.1", 7401, timeout=10)
+    connection = connection or connect()
     connection.request("GET", path)
     return connection.getresponse().read().decode()
 
@@ -54,17 +64,17 @@ def setup():
         file.write(PROGRAM)
     server = subprocess.Popen([program, "/tmp/program.js"])
     eventually(up, "node answers", 30)
-    kept = http.client.HTTPConnection("127.0.0.1", 7401, timeout=10)
+    kept = connect()
     same(get("/worker", kept), "42", "the worker's first answer")
-    waiting = http.client.HTTPConnection("127.0.0.1", 7401, timeout=10)
+    waiting = connect()
     waiting.request("GET", "/wait")
     ticks = int(get("/ticks", kept))
 
     def verify():
         check(server.poll() is None, "node ended")
         eventually(lambda: int(get("/ticks")) > ticks + 5, "its timer goes on")
-        # Its server closes a connection that is silent for five seconds, so a new one.
-        same(get("/worker"), "43", "the worker's memory")
+        same(get("/worker", kept), "43", "the worker's memory")
+        same(get("/worker"), "44", "a new connection")
         same(get("/finish"), "finished", "an answer")
         same(waiting.getresponse().read(), b"kept promise", "a request that was waiting")
 
