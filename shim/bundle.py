@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import subprocess
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from shim import shape
 from shim.errors import ShimError
 
 CONFIG = "config.json"
-CLONE_NEWUTS = 0x04000000
 
 Spec = dict[str, Any]
 """A decoded config.json (OCI runtime spec): its own schema is the standard's, not ours."""
@@ -131,36 +129,14 @@ def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeSt
 
 
 def hostname(uts_path: Path, new: str | None = None) -> str:
-    """The host name in a UTS namespace; `new` replaces it first.
+    """The host name in a UTS namespace; `new` replaces it first. Raises OSError if it cannot be entered."""
+    import socket  # only where a pod shares its host name
 
-    A thread of its own joins the namespace and ends there: the caller's never changes.
-    Raises OSError if the namespace cannot be entered.
-    """
-    import ctypes
-    import socket  # both only where a pod shares its host name
+    from engines.namespaces import inside
 
-    result: list[str] = []
-    failure: list[OSError] = []
+    def ask() -> str:
+        if new is not None:
+            socket.sethostname(new)
+        return socket.gethostname()
 
-    def inside() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        try:
-            descriptor = os.open(uts_path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if libc.setns(descriptor, CLONE_NEWUTS):
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code), str(uts_path))
-            finally:
-                os.close(descriptor)
-            if new is not None:
-                socket.sethostname(new)
-            result.append(socket.gethostname())
-        except OSError as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
+    return inside("uts", uts_path, ask)

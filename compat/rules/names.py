@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from compat.rules.case import Case, finding, given, part, rule
 from engines.api import AbstractNeed, Finding, SocketNeed
+from engines.namespaces import inside
 
-_CLONE_NEWNET = 0x40000000
 _IP_FREEBIND = 15
 _KINDS: Mapping[str, str] = {"tcp": "SOCK_STREAM", "udp": "SOCK_DGRAM"}
 _UNIX_KINDS: Mapping[str, str] = {
@@ -50,7 +50,7 @@ def names(case: Case) -> Iterator[Finding]:
         found.extend(_links(links))
 
     try:
-        _inside(path, look)
+        inside("net", Path(path), look) if path else look()
     except FileNotFoundError:
         return  # spec.namespaces says so
     except OSError as error:
@@ -62,36 +62,6 @@ def names(case: Case) -> Iterator[Finding]:
         )
         return
     yield from found
-
-
-def _inside(path: str | None, look: Callable[[], None]) -> None:
-    """Look at a network namespace; None is this one's. Raises OSError.
-
-    A thread of its own joins the namespace and ends there: the caller's never changes.
-    """
-    import ctypes  # few restores come here
-    import threading
-
-    problem: list[OSError] = []
-
-    def inside() -> None:
-        try:
-            if path is not None:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
-                        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-                finally:
-                    os.close(descriptor)
-            look()
-        except OSError as error:
-            problem.append(error)
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    if problem:
-        raise problem[0]
 
 
 def _ports(sockets: Sequence[SocketNeed]) -> Iterator[Finding]:

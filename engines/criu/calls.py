@@ -7,7 +7,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from engines.criu import guardian
 from engines.criu.journal import Journal
 from engines.criu.phases import Script, Stage
 from engines.criu.undo import Outcome, has_criu, undo_own
+from engines.guard import Guardian
 
 _GUARDIAN_GRACE_S = 5.0
 _ORPHAN_S = 0.5  # for the runtime to notice that CRIU died
@@ -37,7 +37,7 @@ class Guarded:
         self.journal = journal
         self.deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._guardian: Guardian | None = None
         self._outcome: Outcome | None = None
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -55,17 +55,9 @@ class Guarded:
 
     def __enter__(self) -> Guarded:
         self.journal.write()
-        # The same interpreter with the same isolation as the launcher's: it starts in 8 ms, beside our work.
-        self._guardian = subprocess.Popen(
-            [
-                *(sys.executable, "-IS", guardian.__file__, self.journal.state),
-                *(str(self._timeout_s + _GUARDIAN_GRACE_S), self.journal.token),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
+        self._guardian = Guardian(
+            *(guardian.__file__, self.journal.state, self.journal.token),
+            str(self._timeout_s + _GUARDIAN_GRACE_S),
             env={"PATH": self.journal.search_path},
         )
         return self
@@ -75,12 +67,8 @@ class Guarded:
             self.undo()
         if self._outcome is None or not self._outcome.held:
             self.journal.settle()
-        if self._guardian and self._guardian.stdin:
-            with contextlib.suppress(OSError):
-                self._guardian.stdin.write(b"done")
-            with contextlib.suppress(OSError):
-                self._guardian.stdin.close()
-            self._guardian.wait()
+        if self._guardian:
+            self._guardian.dismiss()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,12 +42,13 @@ from engines.api import (
     RestoreRequest,
 )
 from engines.criu import calls, cgroups, config, foresee, mapped, probe, repair, tree, views, wire
-from engines.criu.journal import Journal, mount_points, real_path, start_time
+from engines.criu.journal import Journal, mount_points, real_path
 from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
 from engines.criu.stages import DumpStages, RestoreStages, sizes_of
 from engines.criu.undo import Outcome, release_network, undo_pending
 from engines.forecasts import Forecast, refusal
+from engines.processes import start_time
 
 _LOG_BYTES = 1 << 20
 _CAPABILITIES: frozenset[Capability] = frozenset(

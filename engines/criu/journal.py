@@ -7,15 +7,15 @@ container's state directory and is gone when nothing is left to undo. Standard l
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import time
-from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
+
+from engines.guard import lock
 
 Verdict = Literal["abort", "hold", "commit"]
 
@@ -108,7 +108,7 @@ class Journal:
     def stands(self) -> bool:
         """Whether the call still counts: not undone by somebody else, nor followed by a later one.
 
-        The caller holds `lock` for as long as it acts on the answer.
+        The caller holds `undoing` for as long as it acts on the answer.
         """
         try:
             found = read(Path(self.state))
@@ -118,7 +118,7 @@ class Journal:
 
     def update(self) -> bool:
         """Write again, if the call still counts; whether it does."""
-        with contextlib.suppress(FileNotFoundError), lock(Path(self.state)):
+        with contextlib.suppress(FileNotFoundError), undoing(Path(self.state)):
             if self.stands():
                 self.write()
                 return True
@@ -126,22 +126,19 @@ class Journal:
 
     def settle(self) -> None:
         """The call has ended well: there is nothing to undo."""
-        with contextlib.suppress(FileNotFoundError), lock(Path(self.state)):
+        with contextlib.suppress(FileNotFoundError), undoing(Path(self.state)):
             if self.stands():
                 self.remove()
 
     def remove(self) -> None:
-        """Nothing is left to undo. The caller holds `lock`, and it is this call's."""
+        """Nothing is left to undo. The caller holds `undoing`, and it is this call's."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
 
-@contextlib.contextmanager
-def lock(state_path: Path) -> Generator[None]:
-    """Hold the right to undo for a container: engine, guardian and later calls take turns."""
-    with (state_path / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def undoing(state_path: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the right to undo for a container. Raises OSError."""
+    return lock(state_path / LOCK)
 
 
 def read(state_path: Path) -> Journal | None:
@@ -154,21 +151,6 @@ def read(state_path: Path) -> Journal | None:
         raise ValueError(f"{state_path / NAME} has schema {document.get('schema')}, this is for {SCHEMA}")
     known = {entry.name for entry in fields(Journal)}
     return Journal(**{key: value for key, value in document.items() if key in known})
-
-
-def start_time(pid: int) -> int:
-    """Start time of a process in clock ticks since boot, 0 if it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    row = text[text.rindex(")") + 2 :].split()
-    return 0 if row[0] in "ZX" else int(row[19])
-
-
-def alive(pid: int, started: int) -> bool:
-    """Whether this very process still lives."""
-    return pid > 0 and started > 0 and start_time(pid) == started
 
 
 def mount_points(*prefixes: str) -> list[str]:

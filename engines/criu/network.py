@@ -7,17 +7,16 @@ given by path is its maker's business.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import socket
 import struct
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-_CLONE_NEWNET = 0x40000000
+from engines.namespaces import inside
+
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP = 1
 
@@ -31,7 +30,7 @@ def raise_loopback(netns_path: Path) -> None:
             (flags,) = struct.unpack_from("H", fcntl.ioctl(control, _SIOCGIFFLAGS, request), 16)
             fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
 
-    _inside(netns_path, bring_up)
+    inside("net", netns_path, bring_up)
 
 
 def of_network(sysctls: Mapping[str, str]) -> dict[str, str]:
@@ -53,29 +52,4 @@ def set_sysctls(netns_path: Path, sysctls: Mapping[str, str]) -> None:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, path) from error
 
-    _inside(netns_path, write)
-
-
-def _inside(netns_path: Path, do: Callable[[], None]) -> None:
-    failure: list[OSError] = []
-
-    def inside() -> None:
-        # A thread of its own joins the namespace and ends there: the caller's never changes.
-        libc = ctypes.CDLL(None, use_errno=True)
-        try:
-            descriptor = os.open(netns_path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if libc.setns(descriptor, _CLONE_NEWNET):
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code), str(netns_path))
-            finally:
-                os.close(descriptor)
-            do()
-        except OSError as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
+    inside("net", netns_path, write)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 import struct
-import threading
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-_CLONE_NEWNET = 0x40000000
+from engines.namespaces import inside
+
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST_DUMP = 0x1 | 0x300
@@ -60,23 +59,10 @@ def alone(netns_path: Path, held: Collection[int]) -> set[int]:
 
 def _told(netns_path: Path, show: int) -> dict[int, Mapping[int, bytes]]:
     """Attributes of each unix socket of a network namespace by its inode."""
-    found: dict[int, Mapping[int, bytes]] = {}
-
-    def inside() -> None:
-        # A thread of its own joins the namespace and ends there: the caller's never changes.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(netns_path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
-                    return
-            finally:
-                os.close(descriptor)
-            found.update(_ask(show))
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    return found
+    try:
+        return inside("net", netns_path, lambda: dict(_ask(show)))
+    except OSError:
+        return {}
 
 
 def _ask(show: int) -> Iterator[tuple[int, Mapping[int, bytes]]]:

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Literal
 
 from engines.criu import cgroups, repair
-from engines.criu.journal import Journal, alive, lock, mount_points, read
+from engines.criu.journal import Journal, mount_points, read, undoing
 from engines.criu.wire import lock_table, table_of_run
+from engines.guard import remove_partial
+from engines.processes import alive
 
 _FREEZE_S = 0.5
 _GONE_S = 10.0
@@ -58,7 +60,7 @@ def undo_pending(state_path: Path, token: str = "") -> Outcome | None:
     """
     if not state_path.is_dir():
         return None
-    with lock(state_path):
+    with undoing(state_path):
         journal = read(state_path)
         if journal is None or token not in ("", journal.token):
             return None
@@ -73,7 +75,7 @@ def _settled(journal: Journal) -> Outcome:
 
 
 def undo(journal: Journal) -> Outcome:
-    """Undo one call, whose processes may still live. The caller holds `lock`."""
+    """Undo one call, whose processes may still live. The caller holds `undoing`."""
     if journal.operation == "restore":
         return _undo_restore(journal)
     return _undo_dump(journal)
@@ -81,7 +83,7 @@ def undo(journal: Journal) -> Outcome:
 
 def undo_own(journal: Journal) -> Outcome:
     """Undo a call of this process. If its guardian or a later call has done so, only say what came of it."""
-    with lock(Path(journal.state)):
+    with undoing(Path(journal.state)):
         if journal.stands():
             return _settled(journal)
     state = _state(journal)
@@ -278,18 +280,6 @@ def release_network(journal: Journal, outcome: Outcome) -> None:
             f"the network of {journal.netns} may still be locked ({problem}); delete CRIU's table in it"
             for problem in dict.fromkeys(here.problems)
         ]
-
-
-def remove_partial(image_path: Path, *, made: bool) -> None:
-    """Remove the files a dump wrote; also the directory, if the dump made it and nothing else is in it."""
-    if not image_path.is_dir():
-        return
-    for entry in os.scandir(image_path):
-        if not entry.is_dir(follow_symlinks=False):
-            Path(entry.path).unlink(missing_ok=True)
-    if made:
-        with contextlib.suppress(OSError):
-            image_path.rmdir()
 
 
 def _remove_link_remaps(journal: Journal) -> None:

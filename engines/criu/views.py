@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from engines.criu.cgroups import Groups
 from engines.criu.watches import sayable
+from engines.namespaces import inside
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
-_CLONE_NEWNS, _CLONE_FS = 0x20000, 0x200
 _AT_FDCWD, _MNT_DETACH = -100, 2
 _MS_REMOUNT, _MS_BIND, _MS_PRIVATE = 0x20, 0x1000, 1 << 18
 _FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048}
@@ -90,40 +89,27 @@ def _wrong(
 
 
 def _replace(pid: int, wrong: Iterable[tuple[str, str, int]]) -> None:
-    failure: list[OSError] = []
+    libc = ctypes.CDLL(None, use_errno=True)
 
-    def inside() -> None:
-        # A thread of its own joins the namespace and ends there: the caller's never changes.
-        libc = ctypes.CDLL(None, use_errno=True)
+    def call(result: int, what: str) -> int:
+        if result < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
+        return result
 
-        def call(result: int, what: str) -> int:
-            if result < 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
-            return result
+    def mount() -> None:
+        for tree, (point, _, flags) in zip(trees, wrong, strict=False):
+            place = os.fsencode(point)
+            call(libc.umount2(place, _MNT_DETACH), point)
+            call(libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, place, _MOVE_MOUNT_F_EMPTY_PATH), point)
+            for change in (_MS_PRIVATE, _MS_REMOUNT | _MS_BIND | flags):
+                call(libc.mount(None, place, None, ctypes.c_ulong(change), None), point)
 
-        trees: list[int] = []
-        try:
-            for _, own, _ in wrong:
-                found = libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(own), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-                trees.append(call(found, own))
-            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            trees.append(namespace)
-            call(libc.unshare(_CLONE_FS), "a thread")
-            call(libc.setns(namespace, _CLONE_NEWNS), "its mount namespace")
-            for tree, (point, _, flags) in zip(trees, wrong, strict=False):
-                place = os.fsencode(point)
-                call(libc.umount2(place, _MNT_DETACH), point)
-                call(libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, place, _MOVE_MOUNT_F_EMPTY_PATH), point)
-                for change in (_MS_PRIVATE, _MS_REMOUNT | _MS_BIND | flags):
-                    call(libc.mount(None, place, None, ctypes.c_ulong(change), None), point)
-        except OSError as error:
-            failure.append(error)
-        finally:
-            for descriptor in trees:
-                os.close(descriptor)
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
+    trees: list[int] = []
+    try:
+        for _, own, _ in wrong:
+            found = libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(own), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+            trees.append(call(found, own))
+        inside("mnt", Path(f"/proc/{pid}/ns/mnt"), mount)
+    finally:
+        for tree in trees:
+            os.close(tree)

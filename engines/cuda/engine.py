@@ -40,7 +40,6 @@ from engines.api import (
 )
 from engines.criu import cgroups
 from engines.criu.engine import CriuEngine, check_target
-from engines.criu.journal import start_time
 from engines.cuda import devices, holders, node, records, stage
 from engines.cuda.devices import Unfit
 from engines.cuda.driver import Driver, Way
@@ -49,6 +48,7 @@ from engines.cuda.records import Asleep, Call, Holder
 from engines.cuda.stage import Known, StageFailed
 from engines.cuda.undo import Guarded, undo_pending
 from engines.forecasts import Forecast, refusal
+from engines.processes import start_time
 
 NAME = "criu-cuda"
 _FREEZE_S = 5.0

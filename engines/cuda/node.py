@@ -8,7 +8,6 @@ from pathlib import Path
 
 from engines.api import EngineSettings, EngineUnavailable, Finding, InvalidRequest, NotSupported
 from engines.criu import cgroups
-from engines.criu.journal import start_time
 from engines.criu.runtime import Container, Runtime
 from engines.cuda import devices, holders, records
 from engines.cuda import driver as drivers
@@ -17,6 +16,7 @@ from engines.cuda.driver import Driver, DriverError, Way
 from engines.cuda.holders import Process, Refused
 from engines.cuda.records import Asleep
 from engines.cuda.stage import Known
+from engines.processes import start_time
 
 _DRIVER_SINCE = (570,)
 

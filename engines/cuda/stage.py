@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from engines.criu.journal import alive
 from engines.cuda.driver import Action, Driver, DriverError
+from engines.processes import alive
 
 Known = tuple[int, int]
 """A process: its pid on the host and its start time, by which another of the same pid is told from it."""

@@ -7,32 +7,23 @@ memory back and runs on. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 from engines.criu import cgroups
 from engines.criu import undo as criu
-from engines.criu.journal import alive
 from engines.cuda import guardian, records, stage
 from engines.cuda.records import Call
+from engines.guard import Guardian, lock, remove_partial
+from engines.processes import alive
 
 LOCK = "cuda-undo.lock"
 _FREEZE_S = 5.0
 _GONE_S = 10.0
 _TOOL_S = 10.0
-
-
-@contextlib.contextmanager
-def _lock(state_path: Path) -> Generator[None]:
-    with (state_path / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def undo_pending(state_path: Path) -> list[str]:
@@ -41,7 +32,7 @@ def undo_pending(state_path: Path) -> list[str]:
         return []
     outcome = criu.undo_pending(state_path)
     problems = list(outcome.problems) if outcome else []
-    with _lock(state_path):
+    with lock(state_path / LOCK):
         call = records.read_call(state_path)
         if call is None:
             return problems
@@ -68,7 +59,7 @@ def _undo(state_path: Path, call: Call) -> list[str]:
         freezer.freeze(timeout_s=_FREEZE_S)
     if call.image and any(alive(*process) for process in call.processes):
         # The source was to run on, and whoever wanted the image does not know that it is complete.
-        criu.remove_partial(Path(call.image), made=call.image_made)
+        remove_partial(Path(call.image), made=call.image_made)
     if call.operation in ("checkpoint", "suspend") and not problems:
         records.remove(Path(call.suspended))
     return problems
@@ -112,18 +103,11 @@ class Guarded:
         self.state_path = state_path
         self.call = call
         self.problems: list[str] = []
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._guardian: Guardian | None = None
 
     def __enter__(self) -> Guarded:
         records.write_call(self.state_path, self.call)
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-IS", guardian.__file__, str(self.state_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
+        self._guardian = Guardian(guardian.__file__, str(self.state_path), env=os.environ)
         return self
 
     def become(self, operation: str) -> None:
@@ -135,9 +119,5 @@ class Guarded:
         if error is not None:
             self.problems = undo_pending(self.state_path)
         records.remove(self.state_path / records.CALL)
-        if self._guardian and self._guardian.stdin:
-            with contextlib.suppress(OSError):
-                self._guardian.stdin.write(b"done")
-            with contextlib.suppress(OSError):
-                self._guardian.stdin.close()
-            self._guardian.wait()
+        if self._guardian:
+            self._guardian.dismiss()

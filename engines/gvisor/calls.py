@@ -8,15 +8,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.guard import Guardian
 from engines.gvisor import guardian
-from engines.gvisor.journal import MARK, WORK, Journal, read
-from engines.gvisor.undo import Outcome, lock, undo
+from engines.gvisor.journal import MARK, WORK, Journal, read, undoing
+from engines.gvisor.undo import Outcome, undo
 
 _GUARDIAN_GRACE_S = 5.0
 _CAUSE_CHARS = 500
@@ -90,7 +90,7 @@ class Guarded:
         self.journal = journal
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._guardian: Guardian | None = None
         self._outcome: Outcome | None = None
 
     def remaining_s(self) -> float:
@@ -100,7 +100,7 @@ class Guarded:
     def undo(self) -> Outcome:
         """Undo the call; the same outcome if asked again."""
         if self._outcome is None:
-            with lock(Path(self.journal.state)):
+            with undoing(Path(self.journal.state)):
                 # The guardian undoes a call that is stuck past its deadline; then there is nothing left here.
                 found = read(Path(self.journal.state))
                 self._outcome = undo(found if found and found.token == self.journal.token else self.journal)
@@ -144,17 +144,9 @@ class Guarded:
 
     def __enter__(self) -> Guarded:
         self.journal.write()
-        # The same interpreter with the same isolation as the launcher's: it starts in 8 ms, beside our work.
-        self._guardian = subprocess.Popen(
-            [
-                *(sys.executable, "-IS", guardian.__file__, self.journal.state, self.journal.token),
-                str(self._timeout_s + _GUARDIAN_GRACE_S),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
+        self._guardian = Guardian(
+            *(guardian.__file__, self.journal.state, self.journal.token),
+            str(self._timeout_s + _GUARDIAN_GRACE_S),
             env={"PATH": self.journal.search_path},
         )
         return self
@@ -163,12 +155,8 @@ class Guarded:
         if error is not None:
             self.undo()
         self.journal.remove()
-        if self._guardian and self._guardian.stdin:
-            with contextlib.suppress(OSError):
-                self._guardian.stdin.write(b"done")
-            with contextlib.suppress(OSError):
-                self._guardian.stdin.close()
-            self._guardian.wait()
+        if self._guardian:
+            self._guardian.dismiss()
 
 
 def _complaint(log_path: Path) -> str:

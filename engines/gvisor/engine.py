@@ -45,9 +45,10 @@ from engines.api import (
 )
 from engines.forecasts import Forecast, refusal
 from engines.gvisor import calls, image, judge, pod, preflight, probe, terminal
-from engines.gvisor.journal import WORK, Journal, start_time
+from engines.gvisor.journal import WORK, Journal
 from engines.gvisor.runsc import Container, Runsc, read_spec
 from engines.gvisor.undo import undo_pending
+from engines.processes import start_time
 
 _SETTLE_S = 2.0
 _CAPABILITIES: frozenset[Capability] = frozenset(

@@ -12,6 +12,8 @@ import secrets
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from engines.guard import lock
+
 SCHEMA = 1
 NAME = "gvisor-call.json"
 LOCK = "gvisor-undo.lock"
@@ -81,16 +83,6 @@ def read(state_path: Path) -> Journal | None:
     return Journal(**{key: value for key, value in document.items() if key in known})
 
 
-def start_time(pid: int) -> int:
-    """Start time of a process in clock ticks since boot, 0 if it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    row = text[text.rindex(")") + 2 :].split()
-    return 0 if row[0] in "ZX" else int(row[19])
-
-
-def alive(pid: int, started: int) -> bool:
-    """Whether this very process still lives."""
-    return pid > 0 and started > 0 and start_time(pid) == started
+def undoing(state_path: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the right to undo for a container. Raises OSError."""
+    return lock(state_path / LOCK)

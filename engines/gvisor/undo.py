@@ -10,17 +10,17 @@ its end. A paused container whose sandbox is dead counts as paused for ever, so 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engines.gvisor.journal import LOCK, MARK, Journal, alive, read, start_time
+from engines.guard import remove_partial
+from engines.gvisor.journal import MARK, Journal, read, undoing
+from engines.processes import alive, start_time
 
 _GONE_S = 10.0
 _SAVE_S = 600.0  # a save that takes longer than this is stuck
@@ -41,14 +41,6 @@ class Outcome:
     problems: list[str] = field(default_factory=list[str])
 
 
-@contextlib.contextmanager
-def lock(state_path: Path) -> Generator[None]:
-    """Hold the right to undo for a container: engine, guardian and later calls take turns."""
-    with (state_path / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def undo_pending(state_path: Path, token: str | None = None) -> Outcome | None:
     """Undo the call whose journal stands in a state directory; None if there is none.
 
@@ -56,7 +48,7 @@ def undo_pending(state_path: Path, token: str | None = None) -> Outcome | None:
     """
     if not state_path.is_dir():
         return None
-    with lock(state_path):
+    with undoing(state_path):
         journal = read(state_path)
         if journal is None or token not in {None, journal.token}:
             return None
@@ -66,7 +58,7 @@ def undo_pending(state_path: Path, token: str | None = None) -> Outcome | None:
 
 
 def undo(journal: Journal) -> Outcome:
-    """Undo one call, whose processes may still live. The caller holds `lock`."""
+    """Undo one call, whose processes may still live. The caller holds `undoing`."""
     outcome = Outcome(state="stopped")
     if not end_call(journal):
         outcome.problems.append("runsc's processes of the call do not die")
@@ -223,18 +215,6 @@ def _remove_filestore(journal: Journal) -> None:
         # Whoever has a file there, it bears the sandbox's name.
         sandbox_id = journal.sandbox_id or journal.container_id
         Path(journal.rootfs, f".gvisor.filestore.{sandbox_id}").unlink(missing_ok=True)
-
-
-def remove_partial(image_path: Path, *, made: bool) -> None:
-    """Remove the files a dump wrote; also the directory, if the dump made it and nothing else is in it."""
-    if not image_path.is_dir():
-        return
-    for entry in os.scandir(image_path):
-        if not entry.is_dir(follow_symlinks=False):
-            Path(entry.path).unlink(missing_ok=True)
-    if made:
-        with contextlib.suppress(OSError):
-            image_path.rmdir()
 
 
 _SLOW = "runsc does not end"

@@ -17,8 +17,9 @@ from typing import Any, Literal
 import pytest
 
 from engines.api import CheckpointRequest, PhaseInfo, ReleaseRequest, RestoreRequest
-from engines.criu.journal import Journal, alive, start_time
+from engines.criu.journal import Journal
 from engines.criu.undo import call_processes
+from engines.processes import alive, start_time
 from tests.support import soak
 from tests.support.containers import (
     CHECKOUT,

@@ -23,7 +23,7 @@ from engines.api import (
     ReleaseRequest,
     RestoreRequest,
 )
-from engines.criu.journal import alive, start_time
+from engines.processes import alive, start_time
 from tests.support.containers import CHECKOUT, WORKLOADS, lab, live, processes_with, until
 from tests.support.criu import CriuLab
 

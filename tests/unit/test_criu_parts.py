@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import processes
 from engines.api import EngineSettings, EngineUnavailable
 from engines.criu import calls, cgroups, config, journal, phases, views, wire
 from engines.registry import choose, create, names
@@ -137,10 +138,10 @@ def test_our_own_cgroups_are_never_a_container_s() -> None:
 
 
 def test_a_process_is_known_by_its_start() -> None:
-    started = journal.start_time(os.getpid())
-    assert journal.alive(os.getpid(), started)
-    assert not journal.alive(os.getpid(), started + 1)
-    assert not journal.alive(0, 0)
+    started = processes.start_time(os.getpid())
+    assert processes.alive(os.getpid(), started)
+    assert not processes.alive(os.getpid(), started + 1)
+    assert not processes.alive(0, 0)
 
 
 def test_the_registry_names_what_there_is(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 from engines.api import EngineTimeout, RestoreRequest
 from engines.criu import cgroups, guardian, journal, undo
 from engines.criu.calls import Guarded
-from engines.criu.journal import Journal, start_time
+from engines.criu.journal import Journal
 from engines.criu.phases import Stage
 from engines.criu.runtime import Bundle
 from engines.criu.stages import RestoreStages
+from engines.processes import start_time
 
 
 def a_call(state: Path, **more: object) -> Journal:
@@ -50,10 +51,10 @@ def untouched(later: Journal) -> bool:
 
 
 def test_a_late_guardian_leaves_a_later_call_alone(later: Journal) -> None:
-    argv = [sys.executable, "-IS", guardian.__file__, later.state, "60"]
-    subprocess.run([*argv, "earlier"], stdin=subprocess.DEVNULL, check=True)
+    argv = [sys.executable, "-IS", guardian.__file__, later.state]
+    subprocess.run([*argv, "earlier", "60"], stdin=subprocess.DEVNULL, check=True)
     assert untouched(later)
-    subprocess.run([*argv, later.token], stdin=subprocess.DEVNULL, check=True)
+    subprocess.run([*argv, later.token, "60"], stdin=subprocess.DEVNULL, check=True)
     assert not later.stands()
     assert not Path(later.image, "pages-1.img").exists()
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import processes
 from engines.api import Finding, InvalidRequest
 from engines.criu import config, extras, forecast, foresee, images, journal, peers, tree, undo, watches
 from engines.cuda import holders
@@ -128,7 +129,7 @@ def test_a_process_may_call_itself_anything(tmp_path: Path):
         assert tree.inner(process.pid) == holders.inner_pids(process.pid)[-1]
         assert holders.comm(process.pid)
         assert forecast._memory(process.pid) > 0
-        started = {start(process.pid) for start in (journal.start_time, state.start_time)}
+        started = {start(process.pid) for start in (processes.start_time, state.start_time)}
         assert len({int(ticks) for ticks in started}) == 1
         call = journal.Journal(
             operation="restore",
