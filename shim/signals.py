@@ -10,8 +10,16 @@ import signal
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Ended(KeyboardInterrupt):
+    """A signal has ended the call. number: of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
 def end_once() -> None:
-    """From now on the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, others do nothing."""
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises Ended, others do nothing."""
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -29,4 +37,4 @@ def _end(number: int, frame: object) -> None:
     del frame
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
+    raise Ended(number)

@@ -11,7 +11,7 @@ import click
 
 from engines.api import EngineError
 from shim.errors import ShimError
-from shim.signals import end_once
+from shim.signals import Ended, end_once
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("cluster.cli.agent", "Take containers that other nodes send."),
@@ -64,6 +64,9 @@ class LazyGroup(click.Group):
         end_once()
         try:
             return super().invoke(ctx)
+        except Ended as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(128 + error.number)
         except PermissionError as error:
             if os.geteuid() == 0:
                 raise click.ClickException(f"could not use {error.filename}: {error.strerror}") from error

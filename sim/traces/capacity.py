@@ -14,6 +14,7 @@ that were derived from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def _whole(path: Path, where: str, values: Any, most: int | None = None) -> list
 
 def _tick_s(path: Path, meta: Any) -> float:
     tick = meta.get("gap_seconds") if isinstance(meta, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if not isinstance(tick, int | float) or not tick > 0:
+    if not isinstance(tick, int | float) or not 0 < tick < math.inf:
         raise unusable(path, f"gap_seconds is {tick!r}; it must be the seconds of a tick")
     return float(tick)
 

@@ -144,7 +144,7 @@ def test_counts_are_turned_only_where_one_can_mean_preempted(tmp_path: Path) -> 
     assert capacity.load_counts(many) == capacity.Counts(300, [16, 0])
     with pytest.raises(SimError, match="holds 16"):
         capacity.load_counts(many, "preempted")
-    for tick in (0, -5, None, "300"):
+    for tick in (0, -5, None, "300", math.inf, math.nan):
         with pytest.raises(SimError, match="gap_seconds"):
             capacity.load_counts(written(tmp_path, {"metadata": {"gap_seconds": tick}, "data": [1]}))
 
