@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shim import shape
-from shim.errors import ShimError
+from shim.errors import NoContainer, ShimError
 
 CONFIG = "config.json"
 
@@ -111,14 +111,18 @@ def processes(runtime_path: Path, root: str, container_id: str) -> list[int]:
 
 
 def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeState:
-    """Ask the real runtime about a container. Raises ShimError with the runtime's own sentence."""
+    """Ask the real runtime about a container.
+
+    Raises ShimError with the runtime's own sentence: NoContainer where it says that there is none.
+    """
     answer = ask_runtime(runtime_path, ("--root", root), "state", container_id)
     if answer.returncode:
         cause = answer.stderr.strip().rpartition("\n")[2] or f"exit status {answer.returncode}"
-        raise ShimError(f"could not find container '{container_id}' under {root}: {cause}")
+        kind = NoContainer if "does not exist" in cause else ShimError
+        raise kind(f"could not find container '{container_id}' under {root}: {cause}")
     raw: Mapping[str, Any] = json.loads(answer.stdout)
     if raw["id"] != container_id:  # runsc takes the beginning of an id for the id
-        raise ShimError(f"could not find container '{container_id}' under {root}: it does not exist")
+        raise NoContainer(f"could not find container '{container_id}' under {root}: it does not exist")
     return RuntimeState(
         container_id=container_id,
         status=raw["status"],

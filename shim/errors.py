@@ -23,6 +23,10 @@ class Busy(ShimError):
     """Another call holds this container."""
 
 
+class NoContainer(ShimError):
+    """The runtime knows no container of this id."""
+
+
 class NotUndone(ShimError):
     """A restore failed and could not be undone whole: the container must not be started cold."""
 

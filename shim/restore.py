@@ -33,7 +33,7 @@ from netmig.errors import NetworkError
 from shim import admission, bundle, log, network, prospects, signals, state, timing
 from shim.annotations import Use, Wish
 from shim.config import Config
-from shim.errors import AdmissionRefused, NotUndone, ShimError
+from shim.errors import AdmissionRefused, NoContainer, NotUndone, ShimError
 from shim.images import layout
 from shim.images.apply import apply
 from shim.images.manifest import Manifest
@@ -364,7 +364,7 @@ def clear(config: Config, target: Target) -> bool:
     found = state.load(directory)
     engine = found.engine if found is not None else state.engine_at_work(directory)
     there = ""  # as where it was deleted without us: then only our state is left
-    with contextlib.suppress(ShimError):
+    with contextlib.suppress(NoContainer):
         there = bundle.runtime_state(config.runtime_path, target.root, target.container_id).status
     if found is not None and found.phase != "restoring":
         if there:

@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 
 from engines.api import EngineSettings
-from shim import restore
-from shim.errors import NotUndone
+from shim import restore, state
+from shim.config import Config
+from shim.errors import NotUndone, ShimError
 from shim.images.rootfs import RootfsView
+from shim.state import ContainerState
 
 
 def test_a_plain_directory_that_was_changed_is_not_passed_off_as_new(tmp_path: Path) -> None:
@@ -60,3 +62,39 @@ def test_a_container_that_nobody_is_told_of_is_ended(tmp_path: Path, status: int
         raise OSError("no space")
     assert asked.read_text() == "--systemd-cgroup --root /run/x delete --force c\n"
     assert pid_file.exists() is bool(status)
+
+
+def test_a_container_that_the_runtime_could_not_be_asked_for_keeps_its_state(tmp_path: Path) -> None:
+    runtime = tmp_path / "runc"
+    runtime.write_text("#!/bin/sh\necho 'fork/exec: resource temporarily unavailable' >&2\nexit 1\n")
+    runtime.chmod(0o755)
+    directory = tmp_path / "c"
+    directory.mkdir()
+    found = ContainerState(
+        container_id="c",
+        root="/run/x",
+        bundle=str(tmp_path),
+        phase="running",
+        engine="criu",
+        image="web",
+        digest="sha256:" + "0" * 64,
+        use="move",
+        created="now",
+    )
+    state.save(directory, found)
+    target = restore.Target(
+        container_id="c",
+        root="/run/x",
+        directory=directory,
+        bundle_path=tmp_path,
+        settings=EngineSettings(
+            runtime_path=runtime, root_path=Path("/run/x"), state_path=directory, search_path="/bin"
+        ),
+    )
+    config = Config(runtime_path=runtime, state_path=tmp_path, store_path=tmp_path / "store")
+    with pytest.raises(ShimError, match="temporarily unavailable"):
+        restore.clear(config, target)
+    assert state.load(directory) == found
+    runtime.write_text("#!/bin/sh\necho 'container does not exist' >&2\nexit 1\n")
+    assert not restore.clear(config, target)
+    assert state.load(directory) is None
