@@ -1,40 +1,29 @@
-"""What a running call has touched, written down before it touches it.
-
-If the call dies, its guardian, or `undo` later, reads here what there is to undo. The file lies in the
-container's state directory and is gone when nothing is left to undo. Standard library only.
-"""
+"""The journal of a call to CRIU. Standard library only."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engines.guard import lock
+from engines import guard
 
 Verdict = Literal["abort", "hold", "commit"]
 
-SCHEMA = 1
-NAME = "criu-call.json"
-LOCK = "criu-undo.lock"
 CONFIG = "criu.conf"
 WORK = "work"
 MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(kw_only=True)
-class Journal:
-    """One call. Paths are absolute, as text.
+class Journal(guard.Journal):
+    """One call.
 
     operation: "checkpoint", "pre-dump" or "restore".
-    state: the container's state directory; it also names the processes of the call, whose CRIU_CONFIG_FILE
-        points into it.
-    token: tells this call from a later one for the same container, whose journal has the same place.
+    state: it also names the processes of the call, whose CRIU_CONFIG_FILE points into it.
     began: when, seconds since the epoch.
     image_made: the image directory did not exist before.
     init, init_start: the container's first process and its start time (clock ticks), 0 at a restore.
@@ -49,16 +38,16 @@ class Journal:
     rootfs: of the new container; mounts: what was mounted there, or in the runtime's state, before.
     """
 
-    schema: int = SCHEMA
+    FILE = "criu-call.json"
+    LOCK = "criu-undo.lock"
+
     operation: str
     container_id: str
     runtime: str
     runtime_args: list[str]
     root: str
-    state: str
     search_path: str
     image: str
-    token: str = field(default_factory=lambda: os.urandom(8).hex())
     began: float = field(default_factory=time.time)
     image_made: bool = False
     init: int = 0
@@ -73,11 +62,6 @@ class Journal:
     netns: str = ""
     rootfs: str = ""
     mounts: list[str] = field(default_factory=list[str])
-
-    @property
-    def path(self) -> Path:
-        """Where the journal is written."""
-        return Path(self.state, NAME)
 
     @property
     def config_path(self) -> str:
@@ -98,59 +82,6 @@ class Journal:
         except OSError:
             return "hold"
         return "abort" if word in ("", "abort") else "commit" if word == "commit" else "hold"
-
-    def write(self) -> None:
-        """Write, by rename: a reader sees the old or the new one."""
-        draft = self.path.with_suffix(".new")
-        draft.write_text(json.dumps(asdict(self)))
-        draft.rename(self.path)
-
-    def stands(self) -> bool:
-        """Whether the call still counts: not undone by somebody else, nor followed by a later one.
-
-        The caller holds `undoing` for as long as it acts on the answer.
-        """
-        try:
-            found = read(Path(self.state))
-        except ValueError:
-            return False
-        return found is not None and found.token == self.token
-
-    def update(self) -> bool:
-        """Write again, if the call still counts; whether it does."""
-        with contextlib.suppress(FileNotFoundError), undoing(Path(self.state)):
-            if self.stands():
-                self.write()
-                return True
-        return False
-
-    def settle(self) -> None:
-        """The call has ended well: there is nothing to undo."""
-        with contextlib.suppress(FileNotFoundError), undoing(Path(self.state)):
-            if self.stands():
-                self.remove()
-
-    def remove(self) -> None:
-        """Nothing is left to undo. The caller holds `undoing`, and it is this call's."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-
-
-def undoing(state_path: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the right to undo for a container. Raises OSError."""
-    return lock(state_path / LOCK)
-
-
-def read(state_path: Path) -> Journal | None:
-    """The journal of a call that has not ended, None if there is none. Raises ValueError if unreadable."""
-    try:
-        document = json.loads((state_path / NAME).read_text())
-    except FileNotFoundError:
-        return None
-    if document.get("schema") != SCHEMA:
-        raise ValueError(f"{state_path / NAME} has schema {document.get('schema')}, this is for {SCHEMA}")
-    known = {entry.name for entry in fields(Journal)}
-    return Journal(**{key: value for key, value in document.items() if key in known})
 
 
 def mount_points(*prefixes: str) -> list[str]:

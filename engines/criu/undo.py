@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.criu import cgroups, repair
-from engines.criu.journal import Journal, mount_points, read, undoing
+from engines.criu.journal import Journal, mount_points
 from engines.criu.wire import lock_table, table_of_run
 from engines.guard import remove_partial
 from engines.processes import alive
@@ -60,8 +60,8 @@ def undo_pending(state_path: Path, token: str = "") -> Outcome | None:
     """
     if not state_path.is_dir():
         return None
-    with undoing(state_path):
-        journal = read(state_path)
+    with Journal.undoing(state_path):
+        journal = Journal.read(state_path)
         if journal is None or token not in ("", journal.token):
             return None
         return _settled(journal)
@@ -75,7 +75,7 @@ def _settled(journal: Journal) -> Outcome:
 
 
 def undo(journal: Journal) -> Outcome:
-    """Undo one call, whose processes may still live. The caller holds `undoing`."""
+    """Undo one call, whose processes may still live. The caller holds `Journal.undoing`."""
     if journal.operation == "restore":
         return _undo_restore(journal)
     return _undo_dump(journal)
@@ -83,7 +83,7 @@ def undo(journal: Journal) -> Outcome:
 
 def undo_own(journal: Journal) -> Outcome:
     """Undo a call of this process. If its guardian or a later call has done so, only say what came of it."""
-    with undoing(Path(journal.state)):
+    with Journal.undoing(Path(journal.state)):
         if journal.stands():
             return _settled(journal)
     state = _state(journal)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from engines.guard import Guardian
 from engines.gvisor import guardian
-from engines.gvisor.journal import MARK, WORK, Journal, read, undoing
-from engines.gvisor.undo import Outcome, undo
+from engines.gvisor.journal import MARK, WORK, Journal
+from engines.gvisor.undo import Outcome, undo_own
 
 _GUARDIAN_GRACE_S = 5.0
 _CAUSE_CHARS = 500
@@ -100,12 +100,12 @@ class Guarded:
     def undo(self) -> Outcome:
         """Undo the call; the same outcome if asked again."""
         if self._outcome is None:
-            with undoing(Path(self.journal.state)):
-                # The guardian undoes a call that is stuck past its deadline; then there is nothing left here.
-                found = read(Path(self.journal.state))
-                self._outcome = undo(found if found and found.token == self.journal.token else self.journal)
-                self.journal.remove()
+            self._outcome = undo_own(self.journal)
         return self._outcome
+
+    def note(self) -> bool:
+        """Write down what was learnt; False if the deadline has passed, or the call is undone."""
+        return self.remaining_s() > 0 and self.journal.update()
 
     def run(self, *argv: str, inherit: bool = False) -> Ended:
         """Run runsc with these words after its global options, until it ends or the deadline passes.
@@ -154,7 +154,7 @@ class Guarded:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             self.undo()
-        self.journal.remove()
+        self.journal.settle()
         if self._guardian:
             self._guardian.dismiss()
 

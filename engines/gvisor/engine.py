@@ -174,10 +174,15 @@ class GvisorEngine:
             source.record(version).write(request.image_path)
             sizes = _sizes(request.image_path)
             _tell(request, "dumped", container.pid)
+            # From here on the image is all that counts, if the source is not to run on.
+            journal.committed = not request.leave_running
+            if not guarded.note():
+                journal.committed = False
+                raise EngineTimeout(
+                    f"{words}: the deadline passed while the image was looked after; give it more time",
+                    after=guarded.undo().state,
+                )
             if not request.leave_running:
-                # From here on the image is all that counts.
-                journal.committed = True
-                journal.write()
                 outcome = guarded.undo()  # carries it through
                 if outcome.problems:
                     raise DumpFailed(
@@ -248,7 +253,10 @@ class GvisorEngine:
                 )
                 found = self._container(request.container_id, words, created=True)
                 journal.sandbox, journal.sandbox_start = found.pid, start_time(found.pid)
-                journal.write()
+                if not guarded.note():
+                    raise EngineTimeout(
+                        f"{words}: the deadline passed; give it more time", after=guarded.undo().state
+                    )
             _tell(request, "restored", found.pid)
             if spec["process"].get("terminal"):
                 self._set_terminal(guarded, words, found.pid, record.terminal)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.guard import remove_partial
-from engines.gvisor.journal import MARK, Journal, read, undoing
+from engines.gvisor.journal import MARK, Journal
 from engines.processes import alive, start_time
 
 _GONE_S = 10.0
@@ -48,8 +48,8 @@ def undo_pending(state_path: Path, token: str | None = None) -> Outcome | None:
     """
     if not state_path.is_dir():
         return None
-    with undoing(state_path):
-        journal = read(state_path)
+    with Journal.undoing(state_path):
+        journal = Journal.read(state_path)
         if journal is None or token not in {None, journal.token}:
             return None
         outcome = undo(journal)
@@ -57,8 +57,20 @@ def undo_pending(state_path: Path, token: str | None = None) -> Outcome | None:
         return outcome
 
 
+def undo_own(journal: Journal) -> Outcome:
+    """Undo a call of this process. If its guardian or a later call has done so, only say what came of it."""
+    with Journal.undoing(Path(journal.state)):
+        if journal.stands():
+            outcome = undo(journal)
+            journal.remove()
+            return outcome
+    lives = alive(journal.sandbox, journal.sandbox_start)
+    state: State = "stopped" if not lives else "paused" if journal.was_paused else "running"
+    return Outcome(state=state, completed=journal.committed and not lives)
+
+
 def undo(journal: Journal) -> Outcome:
-    """Undo one call, whose processes may still live. The caller holds `undoing`."""
+    """Undo one call, whose processes may still live. The caller holds `Journal.undoing`."""
     outcome = Outcome(state="stopped")
     if not end_call(journal):
         outcome.problems.append("runsc's processes of the call do not die")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.api import CheckpointRequest, NotSupported, RestoreRequest
+from engines.api import CheckpointRequest, EngineTimeout, NotSupported, Phase, PhaseInfo, RestoreRequest
+from engines.gvisor.journal import Journal
 from tests.support.containers import bind, command, lab, until
 from tests.support.gvisor import GvisorLab
 from tests.support.torpor import Torpor
@@ -188,3 +189,31 @@ def test_a_closed_descriptor_that_comes_back_was_warned_of(place: GvisorLab) -> 
     said = until(lambda: place.outputs[target].text, what="it says what is ready")
     assert ["closed before" in warning for warning in stats.warnings] == ([True] if "stale" in said else [])
     place.kill(target)
+
+
+def test_a_dump_that_its_guardian_has_undone_is_none(
+    place: GvisorLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks after the image takes too long: the container, which runs again, is not ended for it."""
+    monkeypatch.setattr("engines.gvisor.calls._GUARDIAN_GRACE_S", 0.0)
+    source = place.start()
+    image, journal = place.image_root / "i", place.state_path(source) / Journal.FILE
+
+    def look(phase: Phase, _: PhaseInfo) -> None:
+        if phase == "dumped":
+            until(lambda: not journal.exists(), what="the guardian undoes it")
+
+    with pytest.raises(EngineTimeout, match="give it more time") as late:
+        place.engine(source).checkpoint(
+            CheckpointRequest(
+                container_id=source,
+                bundle_path=place.bundle(source),
+                image_path=image,
+                timeout_s=2,
+                on_phase=look,
+            )
+        )
+    assert late.value.after == "running"
+    assert not image.exists()
+    before = place.progress(source)
+    until(lambda: place.progress(source) > before, what="it goes on")

@@ -21,7 +21,7 @@ import pytest
 from engines.api import CheckpointRequest, RestoreRequest
 from engines.gvisor import undo
 from engines.gvisor.calls import Guarded
-from engines.gvisor.journal import read
+from engines.gvisor.journal import Journal
 from tests.support import soak
 from tests.support.containers import CHECKOUT, WORKLOADS, Output, lab, live, processes_with, until
 from tests.support.gvisor import GvisorLab
@@ -70,7 +70,7 @@ class Call:
         """Kill the caller, or runsc's command of the call, so long after the call began."""
         while time.monotonic() - self.began < after_s:
             time.sleep(0.001)
-        journal = read(self.state_path)
+        journal = Journal.read(self.state_path)
         runtimes = undo.call_processes(journal) if journal else []
         for pid in [self.process.pid] if victim == "caller" else runtimes:
             try:

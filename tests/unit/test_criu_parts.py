@@ -99,14 +99,14 @@ def test_a_journal_survives_and_a_newer_one_is_refused(tmp_path: Path) -> None:
         groups={"freezer": "/g"},
     )
     written.write()
-    assert journal.read(tmp_path) == written
+    assert journal.Journal.read(tmp_path) == written
     written.schema = 99
     written.write()
     with pytest.raises(ValueError, match="schema 99"):
-        journal.read(tmp_path)
+        journal.Journal.read(tmp_path)
     written.remove()
     written.remove()
-    assert journal.read(tmp_path) is None
+    assert journal.Journal.read(tmp_path) is None
 
 
 @pytest.mark.parametrize(
