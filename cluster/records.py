@@ -10,15 +10,16 @@ A departure (on the source) and an arrival (on the target) each have a directory
     image      of an arrival: the digest of its image, from before the store has that
     wish       what an operator decided with --resolve: `source` or `target`
     boot       of an arrival: when its container was let go, by the kernel's name for the time since its start
-    over       of a departure: the target has said that it runs
+    over       of a departure: `yes`: the target has said that it runs; then `deleted` here, then `cleared`
     stays      of a departure that was called off: the container runs on; only the target may not know yet
     left       of an arrival: its container has gone on to another node
     via        of a departure on routed networks: the target's addresses by which it is reached
     problem    what stood against the last try to bring it to its end
 
 Everything else in it is made by `departure` and `arrival`. A line is replaced by a rename. The verdict is on
-disk before the call returns, and so is that an arrival is settled, since its files outlive the kernel; the
-others need only outlive the process: what they tell ends with the kernel.
+disk before the call returns, and so is that an arrival is settled, since its files outlive the kernel, and
+that a departure has been deleted and cleared, since its names may be another's then; the others need only
+outlive the process: what they tell ends with the kernel.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def begin_departure(record: Record, plan: Departure) -> None:
 
 def _goes_on(record: Record) -> bool:
     """Whether somebody is at work on a departure, or has to bring it to its end, so that none may begin."""
-    if record.read(STAYS):
+    if record.read(STAYS) or record.read(OVER) in ("deleted", "cleared"):
         return False
     with record.locked() as ours:
         return not ours or bool(record.read(VERDICT))

@@ -169,10 +169,9 @@ def _came(here: Here, plan: Departure) -> Record | None:
 
 
 def _ended(here: Here, record: Record, plan: Departure) -> bool:
-    identity = identities.decode(plan.identity)
-    switch(here, record, plan)
-    resume(here, plan)
     if not record.read(OVER):
+        switch(here, record, plan)
+        resume(here, plan)
         try:
             standing = tell(here, plan.peer, Commit(migration=plan.migration))
         except Refused as error:
@@ -185,22 +184,31 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
         if standing != "running":
             return False
         record.write(OVER, "yes")
-    if plan.guest:  # the rest is its caller's, who sees that it has ended
-        return _forgotten(here, record, plan)
-    here.delete(plan.engine, plan.root, plan.container_id)
-    directory = Path(plan.directory)
-    if directory.exists():
-        with state.locked(directory, wait_s=5.0, create=True):
-            state.remove(directory)
+    # Each once: its names are free then, and may be those of a container that has nothing to do with it.
+    if record.read(OVER) == "yes" and not plan.guest:  # whose caller sees that it has ended
+        here.delete(plan.engine, plan.root, plan.container_id)
+        directory = Path(plan.directory)
+        if directory.exists():
+            with state.locked(directory, wait_s=5.0, create=True):
+                state.remove(directory)
+        record.write(OVER, "deleted", durable=True)
+    if record.read(OVER) == "deleted":
+        _clear(here, plan)
+        record.write(OVER, "cleared", durable=True)
+    return _forgotten(here, record, plan)
+
+
+def _clear(here: Here, plan: Departure) -> None:
+    """Remove what a container that has left had here beside the runtime's own."""
     came = _came(here, plan)
     if came is not None:
         with came.locked(wait=True) as ours:  # the agent clears up after a container that is gone, too
             if ours and came.exists():
                 arriving_of(here, came).leave()
     else:
+        identity = identities.decode(plan.identity)
         wiring.remove(identity, Path(plan.netns))
         away.give_back(here, identity, plan.owner)
-    return _forgotten(here, record, plan)
 
 
 def _forgotten(here: Here, record: Record, plan: Departure) -> bool:

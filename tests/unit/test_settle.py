@@ -84,18 +84,23 @@ class Other:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answer: object = None
+        self.answers: dict[str, object] = {}  # to some of what is asked
         self.asked: list[str] = []
-        self.resumed = 0
+        self.resumed = self.switched = 0
         monkeypatch.setattr(settle, "tell", self._tell)
         monkeypatch.setattr(settle, "resume", self._resume)
-        monkeypatch.setattr(settle, "switch", lambda *_: None)
+        monkeypatch.setattr(settle, "switch", self._switch)
         monkeypatch.setattr(settle, "_rescue", lambda *_: "it is an image now")
 
     def _tell(self, here: Here, peer: str, *messages: Message) -> object:
         self.asked += [type(one).__name__ for one in messages]
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+        answer = self.answers.get(self.asked[-1], self.answer)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _switch(self, *_: object) -> None:
+        self.switched += 1
 
     def _resume(self, *_: object) -> None:
         self.resumed += 1
@@ -280,3 +285,36 @@ def test_nothing_else_leaves_twice(here: Here, tmp_path: Path, other: Other) -> 
     assert not settle.departure(here, first)
     with second.begun(), pytest.raises(ShimError, match="is under way"):
         begin_departure(second, plan)
+
+
+# --- gone, and the target never hears that -------------------------------------------------------------
+
+
+def test_whoever_takes_the_names_of_one_that_is_gone_keeps_them(
+    here: Here, tmp_path: Path, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target dies before it hears that the source is gone, and here somebody makes a new container."""
+    done: list[str] = []
+    monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
+    monkeypatch.setattr(Here, "delete", lambda *_: done.append("delete"))
+    monkeypatch.setattr("cluster.wiring.remove", lambda *_: done.append("remove"))
+
+    def give_back(*_: object) -> None:
+        done.append("give back")
+        if done.count("give back") == 1:
+            raise UsageError("could not use the leases")
+
+    monkeypatch.setattr("cluster.away.give_back", give_back)
+    record, new = leaving(here, tmp_path, "commit"), Record(here.config.departures, "1" * 16)
+    other.answers = {"Commit": "running", "Forget": None}
+    with pytest.raises(UsageError, match="could not use the leases"):
+        settle.departure(here, record)
+    for _ in range(2):
+        assert not settle.departure(here, record)
+    assert done == ["delete", "remove", "give back", "remove", "give back"]
+    assert (other.switched, other.resumed, other.asked) == (1, 1, ["Commit", "Forget", "Forget"])
+    with new.begun():
+        begin_departure(new, msgspec.structs.replace(record.plan(Departure), migration=new.migration))
+    other.answers["Forget"] = "running"
+    assert settle.departure(here, record)
+    assert not record.exists()
