@@ -104,7 +104,7 @@ class _Listener:
                     self._take(server)
             idle = "settler" not in self._children.values()
             if idle and list(settle.unfinished(self._here, troubles)):
-                self._children[_fork(partial(_settle, self._here))] = "settler"
+                self._children[_fork(partial(_settle, self._here), self._server)] = "settler"
         except OSError as error:
             troubles.append(settle.told(error))
             time.sleep(_TICK_S)
@@ -115,7 +115,7 @@ class _Listener:
         with connection:
             ours, theirs = os.pipe()
             try:
-                pid = _fork(partial(_answer, self._here, connection, str(address[0]), theirs))
+                pid = _fork(partial(_answer, self._here, connection, str(address[0]), theirs), server)
             except OSError:
                 os.close(ours)
                 raise
@@ -203,13 +203,15 @@ def _say(words: str) -> None:
     print(f"torpor agent: {words}", file=sys.stderr, flush=True)
 
 
-def _fork(work: Callable[[], None]) -> int:
+def _fork(work: Callable[[], None], server: socket.socket | None) -> int:
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if server is not None:
+            server.close()  # we may outlive the agent, and its successor could not listen
         work()
         status = 0
     except Lost:

@@ -129,14 +129,17 @@ def test_one_state_has_one_agent(started: Started) -> None:
         agent.run(started.here)
 
 
-def test_a_killed_agent_leaves_its_state_to_the_next(started: Started, tmp_path: Path) -> None:
+def test_a_killed_agent_leaves_all_to_the_next(started: Started, tmp_path: Path) -> None:
     _, port = transport.split(started.here.config.listen)
     with socket.create_connection(("127.0.0.1", port)):  # a child of the dead one lives on
         until(lambda: children(started.pid) >= 1, what="a child talks to us")
         os.kill(started.pid, signal.SIGKILL)
         os.waitpid(started.pid, 0)
-        with agent._alone(started.here):  # pyright: ignore[reportPrivateUsage]
-            pass
+        following = Started(started.here, tmp_path / "next")
+        try:
+            until(lambda: "listens at" in following.log, what="the next one has its state and its address")
+        finally:
+            following.end()
 
 
 def test_a_state_that_cannot_be_is_named(here: Here, tmp_path: Path) -> None:
