@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -21,7 +22,9 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from cluster import agent, config, settle, transport
+from cluster.channel import SILENCE_S, Channel
 from cluster.here import Here
+from cluster.messages import PROTOCOL, Answer, Hello
 from cluster.records import PLAN, Record, new_name
 from shim.errors import UsageError
 from tests.support.containers import until
@@ -140,6 +143,48 @@ def test_a_killed_agent_leaves_all_to_the_next(started: Started, tmp_path: Path)
             until(lambda: "listens at" in following.log, what="the next one has its state and its address")
         finally:
             following.end()
+
+
+def test_over_standard_streams_nobody_waits_until_all_is_settled(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = changed(here, peers={"node-b": config.Peer(may_push=True)})
+    record = Record(here.config.arrivals, new_name())
+    with record.begun():
+        (record.path / PLAN).write_text("{}")
+    begun, go, done = (tmp_path / name for name in ("begun", "go", "done"))
+
+    def settle_all(_: Here) -> None:
+        begun.touch()
+        until(go.exists)
+        done.touch()
+
+    monkeypatch.setattr(settle, "settle_all", settle_all)
+    (their_in, our_out), (our_in, their_out), (our_err, their_err) = os.pipe(), os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            for number, end in enumerate((their_in, their_out, their_err)):
+                os.dup2(end, number)
+            os.closerange(3, 256)
+            agent.stdio(here)
+        finally:
+            os._exit(0)
+    for end in (their_in, their_out, their_err):
+        os.close(end)
+    asked = time.monotonic()
+    Channel(transport.Pipes(our_in, our_out), "node-a").ask(Hello(protocol=PROTOCOL, node="node-b"), Answer)
+    assert time.monotonic() - asked < SILENCE_S
+    until(begun.exists, what="what is unfinished is settled")
+    os.close(our_out)
+    os.waitpid(pid, 0)
+    for end in (our_in, our_err):
+        assert select.select([end], [], [], 5.0)[0]
+        assert os.read(end, 1) == b""
+        os.close(end)
+    assert not done.exists()
+    go.touch()
+    until(done.exists, what="it is settled all the same")
 
 
 def test_a_state_that_cannot_be_is_named(here: Here, tmp_path: Path) -> None:
