@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from engines import mountinfo
 
 Groups = dict[str, str]
 """Controller name ("" for cgroup v2) to cgroup directory."""
@@ -23,15 +26,11 @@ _VFORK_WAITS = frozenset({"kernel_clone", "wait_for_vfork_done", "_do_fork", "do
 def _mounts() -> dict[str, tuple[str, str]]:
     """Controller to (mount point, root of the mount within the hierarchy)."""
     found: dict[str, tuple[str, str]] = {}
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        row = before.split()
-        if kind == "cgroup2":
-            found.setdefault("", (row[4], row[3]))
-        elif kind == "cgroup":
-            for option in options.split(","):
-                found.setdefault(option, (row[4], row[3]))
+    for mount in mountinfo.mounts():
+        for controller in mount.super_options if mount.kind == "cgroup" else ():
+            found.setdefault(controller, (mount.point, mount.root))
+        if mount.kind == "cgroup2":
+            found.setdefault("", (mount.point, mount.root))
     return found
 
 
@@ -39,7 +38,7 @@ def of_process(pid: int | str) -> Groups:
     """The cgroup directories a process is in. Raises OSError if the process is gone."""
     mounts = _mounts()
     found: Groups = {}
-    for line in Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape").splitlines():
+    for line in os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()).split("\n")[:-1]:
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             if controller in mounts:
@@ -99,9 +98,9 @@ def tasks(groups: Groups) -> list[int]:
     """All processes in these cgroups and below."""
     found: set[int] = set()
     for path in set(groups.values()):
-        for procs in [Path(path, "cgroup.procs"), *Path(path).glob("**/cgroup.procs")]:
+        for directory, _, _ in os.walk(path):  # which minds none that vanishes meanwhile
             with contextlib.suppress(OSError):
-                found.update(int(word) for word in procs.read_text().split())
+                found.update(int(word) for word in Path(directory, "cgroup.procs").read_text().split())
     found.discard(0)
     return sorted(found)
 
@@ -109,11 +108,9 @@ def tasks(groups: Groups) -> list[int]:
 def remove(paths: Iterable[str]) -> None:
     """Remove these cgroups and those below, as far as they are empty."""
     for path in set(paths):
-        for directory in sorted(Path(path).glob("**/"), reverse=True):
+        for directory, _, _ in os.walk(path, topdown=False):
             with contextlib.suppress(OSError):
-                directory.rmdir()
-        with contextlib.suppress(OSError):
-            Path(path).rmdir()
+                Path(directory).rmdir()
 
 
 def freezer(groups: Groups) -> Freezer | None:

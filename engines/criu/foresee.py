@@ -20,9 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engines import mountinfo
 from engines.criu import config, handles, losses, mounted, peers, places, tasks, tree, views
 from engines.criu.outlook import Outlook
-from engines.criu.repair import borrow
+from engines.criu.repair import copy_of
 from engines.criu.watches import watched_paths
 
 _CAP_SYS_RESOURCE = 24
@@ -318,8 +319,7 @@ def _watches(pid: int, number: str) -> set[tuple[int, int]]:
 
 
 def _mount_ids(pid: int) -> frozenset[str]:
-    lines = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines()
-    return frozenset(line.split(" ", 1)[0] for line in lines)
+    return frozenset(mount.id for mount in mountinfo.mounts(pid))
 
 
 def _file(outlook: Outlook, path: str, link: str, who: str, *, known: bool) -> None:
@@ -370,7 +370,7 @@ def _socket(
 ) -> None:
     pidfd = os.pidfd_open(pid)
     try:
-        copy = socket.socket(fileno=borrow(pidfd, number))
+        copy = copy_of(pidfd, number)
     finally:
         os.close(pidfd)
     with copy:

@@ -9,10 +9,10 @@ import stat
 import struct
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from engines import mountinfo
 from engines.criu.outlook import Outlook
-from engines.criu.tree import descriptor, same, unescaped
+from engines.criu.tree import descriptor, same
 
 _KCMP_EPOLL_TFD = 7
 _O_PATH = 0o10000000
@@ -163,12 +163,10 @@ class Mounts:
         made = cls()
         closed: set[str] = set()
         open_: set[str] = set()
-        for line in Path(f"/proc/{init}/mountinfo").read_text(errors="surrogateescape").splitlines():
-            before, _, after = line.partition(" - ")
-            words = before.split()
-            made.tops[unescaped(words[4])] = words[0]  # of several in one place the last is on top
-            made.kinds[words[0]] = after.split(" ", 1)[0]
-            (closed if "noexec" in words[5].split(",") else open_).add(words[2])
+        for mount in mountinfo.mounts(init):
+            made.tops[mount.point] = mount.id  # of several in one place the last is on top
+            made.kinds[mount.id] = mount.kind
+            (closed if "noexec" in mount.options else open_).add(mount.device)
         made.without_programs = frozenset(closed - open_)
         return made
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engines import guard
+from engines import guard, mountinfo
 
 Verdict = Literal["abort", "hold", "commit"]
 
 CONFIG = "criu.conf"
 WORK = "work"
-MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(kw_only=True)
@@ -86,13 +84,11 @@ class Journal(guard.Journal):
 
 def mount_points(*prefixes: str) -> list[str]:
     """Mount points under one of the directories (the directories themselves included)."""
-    found: list[str] = []
-    for line in os.fsdecode(MOUNTS.read_bytes()).split("\n")[:-1]:
-        # The kernel writes blanks and backslashes in octal, everything else as it is.
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ", 5)[4])
-        if any(point == prefix or point.startswith(f"{prefix}/") for prefix in prefixes if prefix):
-            found.append(point)
-    return found
+    return [
+        mount.point
+        for mount in mountinfo.mounts()
+        if any(mount.point == top or mount.point.startswith(f"{top}/") for top in prefixes if top)
+    ]
 
 
 def real_path(path: str | Path) -> str:

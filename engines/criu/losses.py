@@ -10,9 +10,10 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from engines import mountinfo
 from engines.criu import tree
 from engines.criu.outlook import Outlook
-from engines.criu.repair import borrow
+from engines.criu.repair import copy_of
 
 _KCMP_FILES, _KCMP_FS = 2, 3
 _OF_THREADS = ("net", "uts", "ipc")
@@ -116,7 +117,7 @@ def _left_name(pid: int, number: int) -> str:
     """The name that a unix socket was bound to, if its file has another name now; else ""."""
     pidfd = os.pidfd_open(pid)
     try:
-        copy = socket.socket(fileno=borrow(pidfd, number))
+        copy = copy_of(pidfd, number)
     finally:
         os.close(pidfd)
     with copy, contextlib.suppress(OSError):
@@ -182,7 +183,7 @@ def _set(pid: int, number: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(pid)
         try:
-            copy = socket.socket(fileno=borrow(pidfd, number))
+            copy = copy_of(pidfd, number)
         finally:
             os.close(pidfd)
         with copy:
@@ -211,13 +212,11 @@ def on_tmpfs(init: int, given: Sequence[str]) -> str:
     given: places of what is bound in from elsewhere. Raises OSError.
     """
     left = _MAX_LOOKED_AT
-    for line in Path(f"/proc/{init}/mountinfo").read_text(errors="surrogateescape").splitlines():
-        before, _, after = line.partition(" - ")
-        point = tree.unescaped(before.split()[4])
-        if not after.startswith("tmpfs ") or point in given:
+    for mount in mountinfo.mounts(init):
+        if mount.kind != "tmpfs" or mount.point in given:
             continue
-        waiting = [point]
-        device = os.stat(f"/proc/{init}/root{point}").st_dev  # noqa: PTH116
+        waiting = [mount.point]
+        device = os.stat(f"/proc/{init}/root{mount.point}").st_dev  # noqa: PTH116
         while waiting and left > 0:
             folder = waiting.pop()
             with contextlib.suppress(OSError), os.scandir(f"/proc/{init}/root{folder}") as listing:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engines import mountinfo
 from engines.criu.outlook import Outlook
-from engines.criu.tree import unescaped
+from engines.mountinfo import Mount
 from engines.places import is_bind, resolve
 
 # What CRIU knows, from its own table; what it can only take as given from outside is not among them.
@@ -24,18 +24,9 @@ NODE_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "ra
 """What a runtime binds into a container that may not make device nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A mount. device: major:minor. point: where. kind: of its file system."""
-
-    device: str
-    point: str
-    kind: str
-
-
 def look(outlook: Outlook, init: int, spec: Mapping[str, Any]) -> None:
     """Note mounts that stand against a checkpoint. init: the container's first process. Raises OSError."""
-    mounts = list(_mounts(init))
+    mounts = mountinfo.mounts(init)
     entries: list[dict[str, Any]] = spec.get("mounts") or []
     root = Path(f"/proc/{init}/root")
     given = [(resolve(root, str(entry.get("destination", "/"))), entry) for entry in entries]
@@ -58,13 +49,6 @@ def look(outlook: Outlook, init: int, spec: Mapping[str, Any]) -> None:
     unasked(outlook, mounts, places, spec)
 
 
-def _mounts(init: int) -> Iterator[Mount]:
-    for line in Path(f"/proc/{init}/mountinfo").read_text(errors="replace").splitlines():
-        before, _, after = line.partition(" - ")
-        words = before.split()
-        yield Mount(words[2], unescaped(words[4]), after.split()[0])
-
-
 def _is_foreign(mount: Mount, places: list[str], binds: set[str], from_outside: set[str]) -> bool:
     if mount.point == "/" or mount.point in binds:
         return False
@@ -76,7 +60,7 @@ def _is_foreign(mount: Mount, places: list[str], binds: set[str], from_outside: 
     return mount.device not in from_outside or mount.kind.startswith(_FOREIGN)
 
 
-def unasked(outlook: Outlook, mounts: list[Mount], places: list[str], spec: Mapping[str, Any]) -> None:
+def unasked(outlook: Outlook, mounts: Sequence[Mount], places: list[str], spec: Mapping[str, Any]) -> None:
     """Without CAP_SYS_ADMIN the new container may have the mounts of its specification, and no others."""
     process: Mapping[str, Any] = spec.get("process") or {}
     sets: Mapping[str, Any] = process.get("capabilities") or {}

@@ -28,7 +28,7 @@ _MAP_DROPPABLE, _MAP_TYPE, _MAP_HUGETLB = 8, 0xF, 0x40000
 _HUGE_SHIFT, _HUGE_MASK, _DEFAULT_HUGE_BYTES = 26, 0x3F, 2 << 20
 _VMA_SHADOW_STACK, _VMA_GUARD = 1 << 15, 1 << 16
 # Bits of a word of CRIU's x86 capabilities, in the order of the processor's own registers; the words: 0 is
-# CPUID 1 EDX, 4 is 1 ECX, 6 is 8000_0001 ECX, 9 is 7 EBX, 11 is 7 ECX.
+# CPUID 1 EDX, 4 is 1 ECX, 6 is 8000_0001 ECX, 9 is 7 EBX, 10 is 0xD.1 EAX, 11 is 7 ECX.
 BITS: Mapping[int, Mapping[int, str]] = {
     4: {
         0: "pni",
@@ -66,6 +66,7 @@ BITS: Mapping[int, Mapping[int, str]] = {
         30: "avx512bw",
         31: "avx512vl",
     },
+    10: {1: "xsavec"},
     11: {
         1: "avx512vbmi",
         3: "pku",

@@ -17,6 +17,7 @@ _TCP_REPAIR = 19
 _ESTABLISHED = 1
 _PIDFD_GETFD = 438  # the same on every architecture
 _libc = ctypes.CDLL(None, use_errno=True)
+_KIND = (39, socket.SO_TYPE, 38)  # SO_DOMAIN, SO_PROTOCOL: Python does not name them
 
 
 def borrow(pidfd: int, descriptor: int) -> int:
@@ -25,6 +26,22 @@ def borrow(pidfd: int, descriptor: int) -> int:
     if copy < 0:
         raise OSError(ctypes.get_errno(), "pidfd_getfd")
     return int(copy)
+
+
+def copy_of(pidfd: int, number: int) -> socket.socket:
+    """Our own copy of a process's socket, for the caller to close. Raises OSError.
+
+    Python would find its family out by getsockname, which some families do not have.
+    """
+    descriptor = borrow(pidfd, number)
+    try:
+        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with raw:
+        family, kind, protocol = (raw.getsockopt(socket.SOL_SOCKET, option) for option in _KIND)
+        return socket.socket(family, kind, protocol, fileno=raw.detach())
 
 
 def tcp_sockets(pid: int) -> list[socket.socket]:
@@ -40,7 +57,7 @@ def tcp_sockets(pid: int) -> list[socket.socket]:
                 if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):  # noqa: PTH115
                     continue
                 with contextlib.ExitStack() as stack:
-                    copy = stack.enter_context(socket.socket(fileno=borrow(pidfd, int(name))))
+                    copy = stack.enter_context(copy_of(pidfd, int(name)))
                     if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
                         stack.pop_all()
                         found.append(copy)

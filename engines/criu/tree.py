@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
 from pathlib import Path
 
 
@@ -30,11 +29,6 @@ def descriptor(pid: int, number: int | str) -> str:
     """What the kernel tells of an open descriptor. Raises OSError."""
     with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:  # noqa: PTH123
         return file.read().decode(errors="replace")
-
-
-def unescaped(path: str) -> str:
-    """A path as it is, of how /proc/PID/mountinfo writes it."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def threads(pid: int) -> list[int]:

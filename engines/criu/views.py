@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from engines import mountinfo
 from engines.criu.cgroups import Groups
 from engines.criu.watches import sayable
 from engines.namespaces import inside
@@ -34,13 +35,11 @@ def bound(init: int, places: Collection[str]) -> tuple[str, ...]:
     mapped = os.readlink(f"/proc/{init}/ns/user") != os.readlink("/proc/self/ns/user")  # noqa: PTH115
     apart = os.readlink(f"/proc/{init}/ns/cgroup") != os.readlink("/proc/self/ns/cgroup")  # noqa: PTH115
     found: list[str] = []
-    for line in Path(f"/proc/{init}/mountinfo").read_text(errors="surrogateescape").splitlines():
-        before, _, after = line.partition(" - ")
-        root, point = before.split()[3:5]
-        if not after.startswith("cgroup2 ") or point not in places or sayable(point) != point:
+    for mount in mountinfo.mounts(init):
+        if mount.kind != "cgroup2" or mount.point not in places or sayable(mount.point) != mount.point:
             continue
-        if mapped or (root != "/" and not apart):
-            found.append(point)
+        if mapped or (mount.root != "/" and not apart):
+            found.append(mount.point)
     return tuple(found)
 
 
@@ -72,20 +71,16 @@ def _wrong(
     pid: int, places: Collection[str], groups: Groups, *, apart: bool
 ) -> Iterator[tuple[str, str, int]]:
     """Places that show something else, what they should, and the flags of the mounts."""
-    for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines():
-        before, _, after = line.partition(" - ")
-        point, options = before.split()[4:6]
-        kind, _, controllers = after.split(" ", 2)
+    for mount in mountinfo.mounts(pid):
         own = ""
-        if kind == "cgroup" and os.path.dirname(point) in places:  # noqa: PTH120
-            own = next((groups[name] for name in controllers.split(",") if name in groups), "")
-        elif kind == "cgroup2" and point in places and apart:
+        if mount.kind == "cgroup" and os.path.dirname(mount.point) in places:  # noqa: PTH120
+            own = next((groups[name] for name in mount.super_options if name in groups), "")
+        elif mount.kind == "cgroup2" and mount.point in places and apart:
             own = groups.get("", "")
         # In a hierarchy that the runtime did not join, the container is where its caller is.
-        if own and not Path(own).samefile(f"/proc/{pid}/root{point}"):
-            words = options.split(",")
-            flags = sum(bit for name, bit in _FLAGS.items() if name in words)
-            yield point, own, flags | (0 if "noatime" in words else _RELATIME)
+        if own and not Path(own).samefile(f"/proc/{pid}/root{mount.point}"):
+            flags = sum(bit for name, bit in _FLAGS.items() if name in mount.options)
+            yield mount.point, own, flags | (0 if "noatime" in mount.options else _RELATIME)
 
 
 def _replace(pid: int, wrong: Iterable[tuple[str, str, int]]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,28 @@ def test_the_cause_is_told_rather_than_what_it_led_to(tmp_path: Path, lines: lis
     log.write_text("".join(f"(00.01) Error (compel/src/lib/infect.c:263): {line}\n" for line in lines))
     assert calls.criu_error(log) == (cause or "Unseizable non-zombie 7 found, state D, err -1/10")
     assert "does not stop" in calls.advice("Unseizable non-zombie 7 found, state D, err -1/10")
+
+
+def test_cgroups_that_vanish_meanwhile_are_left_alone(tmp_path: Path) -> None:
+    """As those of a container that makes and removes them while it is looked at, or ended."""
+    done = threading.Event()
+
+    def churn() -> None:
+        while not done.is_set():
+            with contextlib.suppress(OSError):  # it was removed for us
+                for name in ("a/b/c", "a/b", "a"):
+                    (tmp_path / "a/b/c").mkdir(parents=True, exist_ok=True)
+                    (tmp_path / name).rmdir()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert cgroups.tasks({"": str(tmp_path)}) == []
+            cgroups.remove([str(tmp_path / "a")])
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_our_own_cgroups_are_never_a_container_s() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines.api import EngineTimeout, RestoreRequest
-from engines.criu import cgroups, guardian, journal, undo
+from engines.criu import cgroups, guardian, undo
 from engines.criu.calls import Guarded
 from engines.criu.journal import Journal
 from engines.criu.phases import Stage
@@ -146,15 +145,3 @@ def test_start_up_leftovers_may_vanish_meanwhile_and_only_they_go(
 
 def criu_runs() -> bool:
     return any(path.read_text() == "criu\n" for path in Path("/proc").glob("[0-9]*/comm") if path.exists())
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["plain", "mit Umlaut ü", "tab\tand\nline", "back\\slash", b"\xff".decode("utf-8", "surrogateescape")],
-)
-def test_a_mount_point_is_read_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", f"/mnt/{name}")
-    table = tmp_path / "mountinfo"
-    table.write_bytes(os.fsencode(f"36 35 0:33 / {escaped} rw - tmpfs tmpfs rw\n"))
-    monkeypatch.setattr(journal, "MOUNTS", table)
-    assert journal.mount_points("/mnt") == [f"/mnt/{name}"]
