@@ -32,7 +32,9 @@ from shim.state import make_private
 _TICK_S = 0.5
 _AGAIN_S = 60.0  # a trouble that lasts is told again
 _N_STRANGERS = 32
-"""Connections at once of those who have not proved yet who they are."""
+"""Connections at once of those who have not proved yet that they may be here."""
+_STRANGE_S = 10.0
+"""For how long one may be a stranger."""
 
 
 def stdio(here: Here) -> None:
@@ -89,7 +91,7 @@ class _Listener:
         self._here = here
         self._server = server
         self._children: dict[int, str] = {}
-        self._strangers: dict[int, int] = {}  # what ends when a peer has proved who it is, and the child
+        self._strangers: dict[int, int] = {}  # what ends when a peer has proved itself, and the child
 
     def round(self) -> list[str]:
         """Wait for a tick or a connection, and do what there is to be done; what stood against it.
@@ -193,13 +195,23 @@ def _listen(here: Here) -> socket.socket | None:
 
 
 def _answer(here: Here, connection: socket.socket, host: str, proved: int) -> None:
+    def known() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.close(proved)
+
+    signal.signal(signal.SIGALRM, _late)
+    signal.setitimer(signal.ITIMER_REAL, _STRANGE_S)
     try:
         channel = transport.accept(here.config, connection.dup())
     except Lost as error:
         _say(f"{host}: {error}")
         return
-    os.close(proved)
-    serve(here, channel, trusted=False)
+    serve(here, channel, trusted=False, known=known)
+
+
+def _late(number: int, frame: object) -> None:
+    del number, frame
+    raise Lost(f"could not take a connection: no word of a node for {_STRANGE_S:g} s")
 
 
 def _settle(here: Here) -> None:

@@ -97,13 +97,13 @@ class Channel:
             if data:
                 self._stream.sendall(data)
 
-    def receive(self, *, patient: bool = False) -> Said:
-        """What the other side says next. patient: wait for ever. Raises Lost."""
+    def receive(self, *, patient: bool = False, max_bytes: int = _MAX_BYTES) -> Said:
+        """What the other side says next. patient: wait for ever. max_bytes: of a message. Raises Lost."""
         with self._lossy():
             self._stream.settimeout(None if patient else SILENCE_S)
         head = self._exactly(_LENGTH.size)
         (length,) = _LENGTH.unpack(head)
-        if length > _MAX_BYTES:
+        if length > max_bytes:
             raise Lost(f"could not understand node '{self.peer}': a message of {length} bytes")
         if patient:
             with self._lossy():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from cluster.arrival import BASE_TAR, Arriving
@@ -36,6 +36,7 @@ from shim.errors import ShimError
 from shim.images.layout import CHECKPOINT, MANIFEST, PARENT
 from shim.images.manifest import digest_of
 
+_HELLO_BYTES = 1 << 12
 _N_PARENTS = 4  # more than a source makes: a peer does not choose how deep directories are here
 _STANDINGS: dict[str, Standing] = {
     "": "unknown",
@@ -48,15 +49,18 @@ _STANDINGS: dict[str, Standing] = {
 }
 
 
-def serve(here: Here, channel: Channel, *, trusted: bool) -> None:
+def serve(here: Here, channel: Channel, *, trusted: bool, known: Callable[[], None] | None = None) -> None:
     """Answer until the source hangs up.
 
-    trusted: the channel proves no name, but only root can have opened it. Raises Lost if it ends badly.
+    trusted: the channel proves no name, but only root can have opened it. known: called once it is one that
+    may send containers here. Raises Lost if it ends badly.
     """
     with contextlib.ExitStack() as stack:
         session = _Session(here, channel, stack)
         try:
             session.greet(trusted=trusted)
+            if known is not None:
+                known()
             while True:
                 session.answer(channel.receive(patient=True))
         finally:
@@ -78,7 +82,7 @@ class _Session:
 
     def greet(self, *, trusted: bool) -> None:
         """Who is it, and may they? Raises Lost."""
-        said = self.channel.receive(patient=True)
+        said = self.channel.receive(max_bytes=_HELLO_BYTES)
         cause = ""
         if not isinstance(said, Hello) or said.protocol != PROTOCOL:
             cause = f"it speaks another protocol than {PROTOCOL}; install the same torpor on both"

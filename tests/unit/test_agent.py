@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -206,8 +207,50 @@ def test_strangers_are_bounded_and_told(started: Started) -> None:
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         until(lambda: "hung up on the first" in started.log, what="the first are hung up on")
         until(lambda: started.log.count("hung up") == 68, what="all are taken")
-        assert children(started.pid) <= 34
+        until(lambda: children(started.pid) <= 33, what="the others are gone")
     until(lambda: "127.0.0.1: could not take a connection" in started.log, what="refused peers are told")
+
+
+def prove(here: Here) -> ssl.SSLSocket:
+    """A connection of somebody with a certificate of the authority, who is none of the peers."""
+    connection = socket.create_connection(transport.split(here.config.listen))
+    return transport.context(here.config, server=False).wrap_socket(connection, server_hostname=NAME)
+
+
+def test_so_are_those_who_only_have_a_certificate(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "_N_STRANGERS", 2)
+    with contextlib.ExitStack() as stack:
+        one = Started(here, tmp_path / "log")
+        stack.callback(one.end)
+        until(lambda: "listens at" in one.log, what="the agent says that it listens")
+        for _ in range(5):
+            stack.enter_context(prove(here))
+        until(lambda: one.log.count("hung up") == 3, timeout_s=5, what="the first are hung up on")
+
+
+def test_nobody_is_a_stranger_for_long(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by saying a little of something now and then, either."""
+    monkeypatch.setattr(agent, "_STRANGE_S", 0.5)
+    with contextlib.ExitStack() as stack:
+        one = Started(here, tmp_path / "log")
+        stack.callback(one.end)
+        until(lambda: "listens at" in one.log, what="the agent says that it listens")
+        connection = stack.enter_context(prove(here))
+        connection.sendall(b"\0\0\1\0")
+        connection.settimeout(0.1)
+
+        def ended() -> bool:
+            try:
+                connection.sendall(b" ")
+                return connection.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        until(ended, timeout_s=4, what="it is hung up on")
 
 
 @pytest.mark.parametrize("line", ['root = "runc"', 'root = ""', 'leases = "networks/pods"', 'state = "s"'])

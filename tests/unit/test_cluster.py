@@ -477,6 +477,16 @@ def test_room_is_asked_of_the_file_system_of_the_state(tmp_path: Path) -> None:
         here.check_room(1 << 60)
 
 
+def test_the_first_word_of_a_stranger_is_short(tmp_path: Path) -> None:
+    here = Here(config=config.Config(node="b", state=tmp_path), node=cast("Any", None))
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall((1 << 20).to_bytes(4, "big"))
+        with pytest.raises(Lost, match=f"a message of {1 << 20} bytes"):
+            serve(here, Channel(theirs, "a"), trusted=False)
+    theirs.close()
+
+
 @pytest.mark.parametrize("question", [Question(migration="0" * 16), Prepare()])
 def test_what_stood_against_a_file_is_told_at_the_next_question(
     ends: tuple[Channel, Channel], tmp_path: Path, question: Question | Prepare
