@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sim.engine import hardware
+from sim.engine.terms import notice_rate
 from sim.errors import SimError
 from sim.policies.base import Policy
 from sim.studies.config import Config, GroupFailures, JobClass, NodeFailures, Queue, TraceFailures
@@ -37,6 +38,7 @@ class Job:
     base_s: float = 0.0  # work in memory when this stretch of work began
     interval_s: float = math.inf
     stall_s: float = 0.0
+    into_s: float = 0.0  # how far the stall of a checkpoint had come by then
     starts: int = 0
     fruitless: int = 0
     furthest_s: float = 0.0  # the most work that a checkpoint ever held
@@ -58,39 +60,51 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Work in memory, and what of it the last checkpoint holds."""
+    """Work in memory, what of it the last checkpoint holds, and how far the stall of the next one has come.
+
+    `taken`: checkpoints since the last settlement.
+    """
 
     memory_s: float
     kept_s: float
+    into_s: float = 0.0
+    taken: int = 0
+
+
+def first_s(job: Job) -> float:
+    """Work until the next checkpoint begins: none where one is under way, whatever the interval is now."""
+    return 0.0 if job.into_s else max(0.0, job.interval_s - (job.base_s - job.kept_s))
 
 
 def reached(job: Job, now_s: float) -> Reached:
     """How far a stretch of work has come: whole cycles of interval and stall, and a part of one."""
     spent_s = now_s - job.since_s
-    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
-    if spent_s <= first_s:
+    ahead_s = first_s(job)
+    if not job.into_s and spent_s <= ahead_s:
         return Reached(job.base_s + spent_s, job.kept_s)
-    spent_s -= first_s
-    saved_s = job.base_s + first_s
+    spent_s += job.into_s - ahead_s
+    saved_s = job.base_s + ahead_s
     if spent_s < job.stall_s:
-        return Reached(saved_s, job.kept_s)
+        return Reached(saved_s, job.kept_s, spent_s)
     cycles, rest_s = divmod(spent_s - job.stall_s, job.interval_s + job.stall_s)
-    kept_s = saved_s + cycles * job.interval_s
-    return Reached(kept_s + min(rest_s, job.interval_s), kept_s)
+    kept_s = saved_s + cycles * job.interval_s if cycles else saved_s
+    into_s = max(0.0, rest_s - job.interval_s)
+    return Reached(kept_s + min(rest_s, job.interval_s), kept_s, into_s, 1 + int(cycles))
 
 
 def needs_s(job: Job) -> float:
     """How long the rest of the work takes with its checkpoints, the last of which is not taken."""
     left_s = job.work_s - job.base_s
-    first_s = max(0.0, job.interval_s - (job.base_s - job.kept_s))
-    if left_s <= first_s:
+    ahead_s = first_s(job)
+    if left_s <= ahead_s:
         return left_s
-    return left_s + job.stall_s * max(1, math.ceil((left_s - first_s) / job.interval_s - 1e-9))
+    stalls = max(1, math.ceil((left_s - ahead_s) / job.interval_s - 1e-9))
+    return left_s + job.stall_s * stalls - job.into_s
 
 
 def job_rate(config: Config, nodes: int) -> float:
-    """Failures a second that a job on so many nodes meets, on average; 0 where there are none."""
-    rate = 0.0
+    """Failures and planned stops a second that a job on so many nodes meets, on average; 0 without any."""
+    rate = notice_rate(config, nodes)
     for source in config.failures:
         match source:
             case NodeFailures():

@@ -106,14 +106,14 @@ class _Run(Stage):
         spent_s = now_s - job.since_s
         if job.phase == "working":
             seen = reached(job, now_s)
-            if job.stall_s > 0 and math.isfinite(job.interval_s):
-                self.counts["checkpoints"] += round((seen.kept_s - job.kept_s) / job.interval_s)
+            if job.stall_s > 0:
+                self.counts["checkpoints"] += seen.taken
             if done:
                 seen = Reached(job.work_s, job.work_s)
             self.ledger.add("goodput", seen.memory_s - job.base_s)
             self.ledger.add("checkpoint_stall", spent_s - (seen.memory_s - job.base_s))
             job.kept(seen.kept_s)
-            job.base_s, job.kept_s = seen.memory_s, seen.kept_s
+            job.base_s, job.kept_s, job.into_s = seen.memory_s, seen.kept_s, seen.into_s
         elif job.phase != "done":
             self.ledger.add(BUCKET[job.phase], spent_s)
         self.held_s += spent_s * len(job.nodes)
@@ -217,7 +217,7 @@ class _Run(Stage):
         """Lose what is not kept."""
         lost_s = job.base_s - job.kept_s
         self.ledger.move("goodput", "lost_work", lost_s)
-        job.base_s = job.kept_s
+        job.base_s, job.into_s = job.kept_s, 0.0
         job.fruitless += 1
         if job.fruitless > MOST_FRUITLESS:
             self.livelock = True
@@ -234,7 +234,7 @@ class _Run(Stage):
         self.enter(job, "saving")
 
         def saved(one: Job) -> None:
-            one.kept_s = one.base_s
+            one.kept_s, one.into_s = one.base_s, 0.0
             one.kept(one.kept_s)
             self.counts["checkpoints"] += 1
             then(one)

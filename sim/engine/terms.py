@@ -101,16 +101,23 @@ def rates(config: Config, job: Training) -> dict[int, float]:
             case TraceFailures():
                 own = sum(node < job.nodes for _, _, node in failures.faults)
                 found[1] += own / failures.span_s
+    found[1] += notice_rate(config, job.nodes)
+    return found
+
+
+def notice_rate(config: Config, nodes: int) -> float:
+    """How often a second so many nodes stop for a spot machine taken or maintenance: expected from means."""
+    rate = 0.0
     for notice in config.notices:
         match notice:
             case SpotNotice(law):
-                found[1] += job.nodes / law.mean
-            case Maintenance(every, nodes):
-                starts = config.cluster.machines - nodes + 1
-                found[1] += min(1.0, (job.nodes + nodes - 1) / starts) / every.mean
+                rate += nodes / law.mean
+            case Maintenance(every, drained):
+                starts = config.cluster.machines - drained + 1
+                rate += min(1.0, (nodes + drained - 1) / starts) / every.mean
             case Predictor():
                 pass
-    return found
+    return rate
 
 
 def first_state(terms: Terms) -> State:

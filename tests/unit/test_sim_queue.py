@@ -7,18 +7,23 @@ from typing import Any
 import pytest
 
 from sim.engine import queue
+from sim.engine.jobs import job_rate
 from sim.engine.ledger import Outcome
 from sim.engine.streams import Streams
 from sim.errors import SimError
-from sim.maths.laws import Constant, Fixed
+from sim.maths.laws import Constant, Exponential, Fixed
 from sim.policies import registry
+from sim.policies.base import Action, Event, SetInterval, State
 from sim.studies.config import (
     Cluster,
     Config,
     JobClass,
+    Maintenance,
+    NodeFailures,
     PolicySpec,
     Queue,
     Scope,
+    SpotNotice,
     Storage,
     TraceFailures,
 )
@@ -121,3 +126,59 @@ def test_what_did_not_happen_has_no_mean() -> None:
     out = play(work, 2, "periodic", {"interval": 100.0}, horizon_s=1000.0, **PERIODIC)
     assert out.metrics["time_in_system.short_s"] == 10.0
     assert not {"time_in_system.long_s", "recovery_s"} & out.metrics.keys()
+
+
+def test_a_job_is_told_that_notices_stop_it_too() -> None:
+    config = Config(
+        Cluster(16),
+        one_job(1.0),
+        PolicySpec("none"),
+        failures=(NodeFailures(Exponential(8e6)),),
+        notices=(
+            SpotNotice(Exponential(8000.0), Constant(600.0), 0.0),
+            Maintenance(Exponential(1000.0), 2, 60.0, Constant(600.0)),
+        ),
+    )
+    # Two neighbours drained touch eight nodes from 9 of 15 places.
+    assert job_rate(config, 8) == pytest.approx(8 / 8e6 + 8 / 8000 + 9 / 15 / 1000)
+    alone = Config(Cluster(16), one_job(1.0), PolicySpec("none"), notices=config.notices)
+    out = queue.run(alone, Streams(0, 0), registry.make("exact", {}), False)
+    assert out.status == "done", "the MTBF is known"
+
+
+def test_a_question_to_the_policy_does_not_begin_a_stall_anew() -> None:
+    more: dict[str, Any] = {"storage": (level("s", "nothing", 10.0),), "horizon_s": 1000.0}
+    options = {"how": "none", "base": {"name": "periodic", "interval": 50.0}}
+    for gap_s in (3.0, 500.0):
+        work = Queue(
+            (
+                JobClass("long", 2, Fixed(1e4), most=1),
+                JobClass("urgent", 2, Fixed(1.0), 1, Fixed(1.0), 1),
+                # Whenever one comes, the long one is asked to make room for the urgent one.
+                JobClass("tiny", 1, Fixed(1.0), 0, Fixed(gap_s)),
+            )
+        )
+        out = play(work, 2, "preemption", options, **more)
+        assert out.metrics["checkpoints"] == 16
+        assert out.buckets["checkpoint_stall"] == pytest.approx(160.0)
+        assert out.buckets["goodput"] == pytest.approx(840.0)
+
+
+class Longer:
+    """Has a longer interval once it is asked to make room."""
+
+    name = "longer"
+
+    def on_event(self, state: State, event: Event) -> list[Action]:
+        return [SetInterval({"start": 50.0, "preempt": 400.0}.get(event.kind))]
+
+
+def test_a_checkpoint_under_way_ends_whatever_the_interval_becomes() -> None:
+    work = Queue(
+        (JobClass("long", 1, Fixed(500.0), most=1), JobClass("urgent", 1, Fixed(1.0), 1, Fixed(55.0), 1))
+    )
+    config = Config(Cluster(1), work, PolicySpec("none"), storage=(level("s", "nothing", 10.0),))
+    out = queue.run(config, Streams(0, 0), Longer(), False)
+    # At 55 s the first has half its stall; the next comes after 400 s of work.
+    assert out.metrics["checkpoints"] == 2
+    assert out.metrics["time_in_system.long_s"] == pytest.approx(520.0)
