@@ -1,12 +1,14 @@
 """Replicas of an inference service: requests, autoscaling, cold and warm starts, KV caches, failures.
 
-A replica is a machine. It serves `slots` requests at once: each is prefilled at `prefill_tps` and decoded at
-its share of `decode_tps`, whatever else the replica does. Requests are served in order by the first replica
-with a free slot. One that was being served when its replica failed begins anew, before those that wait.
+A replica starts on any free machine. It serves `slots` requests at once: each is prefilled at `prefill_tps`
+and decoded at its share of `decode_tps`, whatever else the replica does. Requests are served in order by the
+first replica with a free slot. One that was being served when its replica failed begins anew, before those
+that wait.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -47,7 +49,8 @@ class _Request:
 @dataclass(slots=True)
 class _Replica:
     number: int
-    phase: str  # startup, idle or goodput; down while its machine is away, off while it is not wanted
+    phase: str  # startup, idle or goodput; off while it is not wanted or has no machine
+    machine: int = -1
     since_s: float = 0.0
     version: int = 0
     serving: list[_Request] = field(default_factory=list[_Request])
@@ -108,8 +111,11 @@ class _Run(Stage):
         self.requests = arrivals(work.requests, work.keep_share, streams, config.horizon_s)
         self.waiting: deque[_Request] = deque()
         self.replicas = [
-            _Replica(number, "idle" if number < work.least else "off") for number in range(work.most)
+            _Replica(number, "idle", number) if number < work.least else _Replica(number, "off")
+            for number in range(work.most)
         ]
+        self.free = list(range(work.least, config.cluster.machines))  # in order
+        self.away: set[int] = set()
         self.ran = work.least > 0  # a checkpoint to start from takes a replica that once ran
         self.unserved = len(self.requests)
         self.wall_s = 0.0
@@ -126,7 +132,7 @@ class _Run(Stage):
     def account(self, replica: _Replica, end_s: float) -> None:
         """Put the time of a replica's phase, up to `end_s`, into its bucket."""
         spent_s = end_s - replica.since_s
-        if replica.phase not in ("off", "down"):
+        if replica.phase != "off":
             self.ledger.add(replica.phase, spent_s)
             self.wall_s += spent_s
         if self.spans is not None and spent_s > 0 and replica.phase != "off":
@@ -136,13 +142,14 @@ class _Run(Stage):
 
     def service(self) -> Service:
         phases = [replica.phase for replica in self.replicas]
+        running, starting = phases.count("idle") + phases.count("goodput"), phases.count("startup")
         warm = self.work.warm
         return Service(
-            running=phases.count("idle") + phases.count("goodput"),
-            starting=phases.count("startup"),
+            running=running,
+            starting=starting,
             waiting=len(self.waiting),
             least=self.work.least,
-            most=len(phases) - phases.count("down"),
+            most=min(len(phases), running + starting + len(self.free)),
             warm_s=warm.mean if warm is not None and self.ran else None,
             cold_s=self.work.cold.mean,
         )
@@ -199,10 +206,11 @@ class _Run(Stage):
     # What happens
 
     def start(self, how: str) -> None:
-        """Start a replica on the first machine that has none; without one nothing happens."""
+        """Start a replica on the first free machine; without one nothing happens."""
         replica = next((one for one in self.replicas if one.phase == "off"), None)
-        if replica is None:
+        if replica is None or not self.free:
             return
+        replica.machine = self.free.pop(0)
         warm = self.work.warm if how == "warm" and self.ran else None
         self.counts["starts_cold" if warm is None else "starts_warm"] += 1
         starting_s = self.cost(self.work.cold if warm is None else warm)
@@ -227,6 +235,7 @@ class _Run(Stage):
         if replica.version == version and replica.phase == "idle" and there > self.work.least:
             self.counts["stops"] += 1
             self.enter(replica, "off")
+            bisect.insort(self.free, replica.machine)
 
     def come(self, number: int) -> None:
         request = self.requests[number]
@@ -269,27 +278,30 @@ class _Run(Stage):
     def befall(self, item: Item) -> None:
         if not isinstance(item, Incident):
             return
-        hit = [self.replicas[node] for node in item.nodes if node < len(self.replicas)]
-        hit = [replica for replica in hit if replica.phase != "down"]
+        nodes = [node for node in item.nodes if node not in self.away]
+        hit = [one for one in self.replicas if one.phase != "off" and one.machine in nodes]
+        if item.down_s > 0:
+            self.away.update(nodes)
+            self.free = [node for node in self.free if node not in self.away]
+            self.at(item.down_s, lambda: self.back(nodes))
         for replica in hit:
-            if replica.phase != "off":
-                self.counts["failures"] += 1
-                self.failed_at.append(self.env.now)
+            if item.down_s == 0:
+                bisect.insort(self.free, replica.machine)
+            self.counts["failures"] += 1
+            self.failed_at.append(self.env.now)
             self.counts["requests_restarted"] += len(replica.serving)
             for request in replica.serving[::-1]:
                 request.first_s = math.nan
                 self.waiting.appendleft(request)
             replica.serving = []
-            self.enter(replica, "down" if item.down_s > 0 else "off")
-        if item.down_s > 0:
-            self.at(item.down_s, lambda: self.back(hit))
+            self.enter(replica, "off")
         if hit:
             self.serve()
             self.ask("failure")
 
-    def back(self, replicas: Sequence[_Replica]) -> None:
-        for replica in replicas:
-            self.enter(replica, "off")
+    def back(self, nodes: Sequence[int]) -> None:
+        self.away.difference_update(nodes)
+        self.free = sorted([*self.free, *nodes])
         self.ask("repaired")
 
     def play(self) -> bool:

@@ -10,9 +10,10 @@ from sim.engine import inference
 from sim.engine.ledger import Outcome
 from sim.engine.streams import Streams
 from sim.errors import SimError
+from sim.maths.laws import Fixed
 from sim.policies import registry
 from sim.policies.base import Action, Event, RestoreCache, State
-from sim.studies.config import Cluster, Config, Inference, PolicySpec, Requests
+from sim.studies.config import Cluster, Config, Inference, PolicySpec, Requests, TraceFailures
 
 
 def play(policy: str, times_s: tuple[float, ...], horizon_s: float = 1e6, warmup_s: float = 0.0,
@@ -70,3 +71,25 @@ def test_who_still_waits_at_the_end_is_counted_with_the_wait_so_far() -> None:
 def test_where_nobody_asks_there_is_no_time_to_the_first_token() -> None:
     metrics = play("none", (), horizon_s=9.0, least=1).metrics
     assert "ttft_p99_s" not in metrics and "latency_p95_s" not in metrics
+
+
+def lost(nodes: int, spares: int, *faults: tuple[float, float, int]) -> Outcome:
+    """Two replicas that are always wanted, and machines that go."""
+    work = Inference(Requests("a", (0.0, 900.0), (9,) * 2, (9,) * 2), least=2, most=2, cold=Fixed(10.0))
+    failures = (TraceFailures("by hand", faults, 1e9),)
+    config = Config(Cluster(nodes, spares=spares), work, PolicySpec("a"), failures=failures)
+    return inference.run(config, Streams(1, 0), registry.make("cold-start", {}), False)
+
+
+def test_a_replica_whose_machine_failed_starts_on_another() -> None:
+    fault = (100.0, 500.0, 0)
+    for nodes, spares in ((2, 1), (3, 0)):
+        assert lost(nodes, spares, fault).recoveries_s == [10.0]
+    assert lost(2, 0, fault).recoveries_s == [510.0], "there is no other"
+    # The spare that took over fails, too, and the first machine is back by then.
+    assert lost(2, 1, fault, (700.0, 500.0, 2)).recoveries_s == [10.0, 10.0]
+    # One that is away anyway is none to start on.
+    out = lost(2, 1, (50.0, 500.0, 2), fault)
+    assert out.recoveries_s == [460.0] and out.metrics["failures"] == 1
+    # Nothing but what ran on it was lost: the machine serves on.
+    assert lost(2, 0, (100.0, 0.0, 0)).recoveries_s == [10.0]
