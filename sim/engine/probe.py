@@ -9,7 +9,7 @@ from sim.engine.terms import first_state, terms
 from sim.errors import SimError
 from sim.policies import registry
 from sim.policies.asked import ask
-from sim.policies.base import Event, Policy, SetInterval, SetLevels, State
+from sim.policies.base import Event, Policy, SetInterval, SetLevels, SetMode, State
 from sim.studies.config import Training
 from sim.studies.study import Cell
 
@@ -24,9 +24,13 @@ TRIGGERS: dict[str, Event] = {
 
 @dataclass(frozen=True)
 class Opening:
-    """What a policy sets at the start of a training job, and the names of its actions on what may happen."""
+    """What a policy sets at the start of a training job, and the names of its actions on what may happen.
+
+    `plain`: each checkpoint is a whole one, and work stands still while it is written.
+    """
 
     interval_s: float | None = None
+    plain: bool = True
     levels: tuple[tuple[str, int], ...] = ()
     triggers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
@@ -45,12 +49,15 @@ def opening(cell: Cell) -> Opening:
         return Opening()
     interval_s: float | None = None
     levels: tuple[tuple[str, int], ...] = ()
+    plain = True
     for action in actions:
         if isinstance(action, SetInterval):
             interval_s = action.work_s
         elif isinstance(action, SetLevels):
             levels = action.every
-    return Opening(interval_s, levels, _triggers(policy, state))
+        elif isinstance(action, SetMode):
+            plain = action == SetMode()
+    return Opening(interval_s, plain, levels, _triggers(policy, state))
 
 
 def _triggers(policy: Policy, state: State) -> dict[str, list[str]]:

@@ -88,14 +88,14 @@ def valid_range(cell: Cell, opened: Opening) -> dict[str, Any] | None:
     """How far MTBF and stall may be from the study's before the interval loses more than `LOSS` of the ETTR.
 
     By the closed form of one blocking level under exponential failures, against the best interval there. None
-    where the policy sets no interval, or nothing is known to compare it with.
+    where the policy sets no interval or takes other checkpoints, or nothing is known to compare it with.
     """
     job = cell.config.workload
     if opened.interval_s is None or not isinstance(job, Training):
         return None
     state = first_state(terms(cell.config, job))
     interval_s, mtbf_s, stall_s = opened.interval_s, state.mtbf_s, state.stall_s
-    if mtbf_s is None or not stall_s or opened.levels:
+    if mtbf_s is None or not stall_s or opened.levels or not opened.plain:
         return None
 
     def close(mtbf: float, stall: float) -> bool:

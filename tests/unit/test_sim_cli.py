@@ -217,6 +217,16 @@ def test_a_recommendation_can_be_run_by_a_node(small: Path, tmp_path: Path) -> N
     assert document["inputs"]["study_sha256"] == study.load(small).sha256
 
 
+@pytest.mark.parametrize("name", ["asynchronous", "incremental"])
+def test_no_range_is_given_for_checkpoints_that_do_not_block(name: str, small: Path, tmp_path: Path) -> None:
+    other, path = tmp_path / "other.yaml", tmp_path / "p.json"
+    text = small.read_text().replace("costs: {", "costs: {async_stall: 25s, increment: 0.5, ")
+    other.write_text(text[: text.index("policies:")] + f"policies: [{name}]\n")
+    good("recommend", other, "-o", path)
+    document = json.loads(path.read_text())
+    assert document["interval_s"] > 0 and document["valid"] is None
+
+
 def test_what_cannot_be_written_is_said_before_anything_is_run(
     small: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
