@@ -23,11 +23,13 @@ def memory(system: System) -> dict[str, Any]:
 
 @probe("hugepages")
 def hugepages(system: System) -> dict[str, Any]:
-    """Free huge pages by their size in bytes."""
+    """Huge pages that nobody has, by their size in bytes."""
     free: dict[str, int] = {}
     for path in sorted((system.root / "sys/kernel/mm/hugepages").glob("hugepages-*kB")):
         size = int(path.name.removeprefix("hugepages-").removesuffix("kB")) << 10
-        free[str(size)] = int((path / "free_hugepages").read_text())
+        # The kernel calls those free too that somebody has mapped and not yet touched.
+        unused, promised = (int((path / f"{word}_hugepages").read_text()) for word in ("free", "resv"))
+        free[str(size)] = max(0, unused - promised)
     return {"hugepages": free}
 
 

@@ -124,8 +124,10 @@ def test_memory_and_disk(tmp_path: Path):
     assert found == {"memory_bytes": 102400, "memory_available_bytes": 40960}
     write(tmp_path, "proc/meminfo", "MemTotal:  100 kB\n")
     assert "memory" in resources.memory(System(root=tmp_path)).unknown
-    write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3\n")
-    assert resources.hugepages(System(root=tmp_path)).values == {"hugepages": {"2097152": 3}}
+    for free, reserved, left in ((3, 0, 3), (3, 2, 1), (3, 4, 0)):
+        write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", f"{free}\n")
+        write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", f"{reserved}\n")
+        assert resources.hugepages(System(root=tmp_path)).values == {"hugepages": {"2097152": left}}
     absent = tmp_path / "not/yet/there"
     assert resources.disk(System(store_path=absent, bundle_path=absent)).values["store_free_bytes"] > 0
     write(
