@@ -11,9 +11,11 @@ from engines.api import Finding
 # glibc picks implementations by these at start-up, so a process that never mentions them jumps into them.
 _PICKED = (
     "ssse3 sse4_1 sse4_2 popcnt avx avx2 fma fma4 bmi1 bmi2 abm movbe rtm avx512f avx512bw avx512cd avx512dq "
-    "avx512vl avx512vbmi avx512_vbmi2"
+    "avx512vl avx512vbmi avx512_vbmi2 xsavec"
 )
-PICKED_BY_GLIBC = frozenset(_PICKED.split())
+# Of 64-bit ARM (libgcc's atomics among them). No tunable switches these off.
+_PICKED_BY_ARM = frozenset({"atomics", "mops", "sve"})
+PICKED_BY_GLIBC = frozenset(_PICKED.split()) | _PICKED_BY_ARM
 _TUNABLES: Mapping[str, str] = {"abm": "LZCNT"}  # where glibc's name differs from the kernel's
 # glibc uses these only together with all of the latter, and its tunables know no names for them.
 _SUBORDINATE = frozenset({"avx512cd", "avx512vbmi", "avx512_vbmi2"})
@@ -24,7 +26,7 @@ _TUNABLE = "glibc.cpu.hwcaps"
 _ASKED = (
     "aes vaes pclmulqdq vpclmulqdq sha_ni gfni rdrand rdseed adx f16c avx512ifma avx512_vnni avx512_bitalg "
     "avx512_vpopcntdq avx512_bf16 avx512_fp16 avx_vnni amx_tile amx_int8 amx_bf16 clflushopt clwb fsgsbase "
-    "cx16 pku asimd asimddp atomics crc32 pmull sha1 sha2 sha3 sha512 sve sve2"
+    "cx16 pku asimd asimddp crc32 pmull sha1 sha2 sha3 sha512 sve2"
 )
 INSTRUCTIONS = frozenset(_ASKED.split())
 # Which flag a part of the XSAVE state belongs to, as an image names the parts.
@@ -45,7 +47,7 @@ def _set(flags: tuple[str, ...]) -> frozenset[str]:
 
 def _had(case: Case) -> tuple[str, ...] | None:
     """Flags of the processor that made the image: the manifest's, else those that CRIU wrote down."""
-    return case.dump_host.cpu_flags if case.dump_host else case.needs.cpu_flags
+    return (case.dump_host.cpu_flags if case.dump_host else case.needs.cpu_flags) or None
 
 
 def _arch(case: Case) -> str:
@@ -133,7 +135,9 @@ def features(case: Case) -> Iterator[Finding]:
             "refuse",
             f"the processor of {case.where()} lacks {', '.join(fatal)}, which the C library uses where it "
             "finds them",
-            "restore on a node that has them, or start the program that is to be checkpointed with "
+            "restore on a node that has them"
+            if _PICKED_BY_ARM.intersection(fatal)
+            else "restore on a node that has them, or start the program that is to be checkpointed with "
             f"GLIBC_TUNABLES={_TUNABLE}={','.join(_switches(fatal))}",
         )
     if possible := sorted(lacking & INSTRUCTIONS):

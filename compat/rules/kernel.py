@@ -13,6 +13,8 @@ from engines.api import Finding
 _DROPPABLE_SINCE = (6, 11)
 _GUARDS_SINCE = (6, 13)
 _KINDS = {"network": "net", "mount": "mnt"}
+# What the same kernel has on one machine and lacks on another.
+_OF_MACHINE = ("/sys/devices/", "/proc/acpi", "/proc/asound", "/proc/scsi")
 
 
 @rule("kernel.page-size", about="node", source="pagemaps count pages of the kernel that made the image")
@@ -80,8 +82,9 @@ def paths(case: Case) -> Iterator[Finding]:
     """Every hidden or read-only path of /proc and /sys is a mount, and needs something to be mounted on.
     Leave the path out of maskedPaths and readonlyPaths before the checkpoint.
     """
-    if case.has_kernel or (case.dump_host and case.dump_host.kernel == case.node.kernel and not case.local):
+    if case.has_kernel:
         return
+    same = not case.local and case.dump_host is not None and case.dump_host.kernel == case.node.kernel
     unsure: list[str] = []
     for mount in case.needs.mounts:
         path = mount.destination
@@ -89,15 +92,15 @@ def paths(case: Case) -> Iterator[Finding]:
             continue
         there = _has(case, path)
         if there is None:
-            unsure.append(path)
+            if not same or path.startswith(_OF_MACHINE):
+                unsure.append(path)
         elif not there:
             yield finding(
                 "kernel.paths",
                 "refuse",
-                f"the image has a mount on '{path}', which the kernel of {case.where()} "
-                f"({case.node.kernel}) lacks",
+                f"the image has a mount on '{path}', which {case.where()} (kernel {case.node.kernel}) lacks",
                 "leave the path out of maskedPaths and readonlyPaths before the checkpoint, or restore on a "
-                "node with the same kernel",
+                "node that has it",
             )
     if unsure:
         yield finding(
@@ -105,7 +108,7 @@ def paths(case: Case) -> Iterator[Finding]:
             "unknown",
             f"the image has mounts on {', '.join(unsure[:4])}, and whether {case.where()} has such paths its "
             "profile does not say",
-            "ask on that node, or restore on one with the same kernel",
+            "ask on that node, or restore on one that has them",
         )
 
 

@@ -371,6 +371,37 @@ def test_on_this_node_what_nobody_probed_is_no_finding():
 # --- details of single rules ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("path", "told", "severity"),
+    [
+        ("/sys/devices/system/cpu/cpu63/thermal_throttle", True, ["refuse"]),
+        ("/sys/devices/virtual/powercap", True, ["refuse"]),
+        ("/proc/kcore", True, []),
+        ("/proc/of-a-module", True, []),
+        ("/sys/devices/platform/of-one-machine", True, ["unknown"]),
+        ("/proc/acpi", False, ["unknown"]),
+        ("/proc/kcore", False, []),
+    ],
+)
+def test_a_node_with_the_same_kernel_may_be_another_machine(path: str, told: bool, severity: list[str]):
+    found = At(has(path), ROOMY if told else node(kernel_paths=None)).found()
+    assert named(found, "kernel.paths") == severity
+
+
+@pytest.mark.parametrize(
+    ("flag", "switch"), [("xsavec", "hwcaps=-XSAVEC"), ("atomics", ""), ("mops", ""), ("sve", "")]
+)
+def test_what_the_linker_and_the_c_library_pick_at_start_up(flag: str, switch: str):
+    (found,) = At(dumped_on=node(cpu_flags=(*ROOMY.cpu_flags, flag))).found()
+    assert (found.rule, found.severity) == ("cpu.features", "refuse")
+    assert found.remedy.endswith(switch or "restore on a node that has them")
+    assert flag in found.message
+
+
+def test_a_processor_that_could_not_be_read_at_the_dump_is_not_known():
+    assert named(At(dumped_on=node(cpu_flags=())).found(), "cpu.features") == ["unknown"]
+
+
 def test_a_written_processor_stands_in_for_one_that_nobody_recorded():
     """cpuinfo.img, which CRIU writes under --cpu-cap; edited, so that it names AVX-512."""
     needs = image(cpu_flags=("avx2", "avx512f"))
