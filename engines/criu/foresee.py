@@ -16,6 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -227,12 +228,24 @@ def _memory(outlook: Outlook, init: int, pid: int, who: str, without_programs: f
                     "so that no restore may map it",
                     "mount it exec again before the checkpoint",
                 )
-    if name and not has_vdso and "[vdso]" in Path("/proc/self/maps").read_text(errors="replace"):
+    if name and not has_vdso and _stays_without_vdso(pid):
         outlook.add(
             "vdso",
             f"{who} has unmapped the kernel's own code (vDSO), without which CRIU cannot restore it",
             "start the program so that it keeps that",
         )
+
+
+def _stays_without_vdso(pid: int) -> bool:
+    """Whether it is no program that another one is taking the place of (exec), which gets it last."""
+    if "[vdso]" not in Path("/proc/self/maps").read_text(errors="replace"):
+        return False  # no kernel of that kind
+    for _ in range(20):
+        time.sleep(0.005)
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        if "[vdso]" in maps or not maps:
+            return False
+    return True
 
 
 def _runs_on(line: str) -> str:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,17 @@ input()
 """
 
 
+WITHOUT_VDSO = """
+import ctypes, os
+row = next(row for row in open("/proc/self/maps") if "[vdso]" in row)
+begin, end = (int(word, 16) for word in row.split()[0].split("-"))
+ctypes.CDLL(None).munmap(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
+os.write(1, b"up\\n")
+os.read(0, 1)
+os._exit(0)
+"""
+
+
 def mounted_at(point: str) -> Mount:
     (mount,) = parse(b"1 0 0:1 / %b rw - tmpfs tmpfs rw" % point.replace(" ", "\\040").encode())
     return mount
@@ -93,6 +105,28 @@ def test_what_cannot_come_back_is_found(tmp_path: Path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: may not make such a socket")
 def test_a_socket_of_a_family_without_names_is_found(tmp_path: Path):
     assert rules(NAMELESS, tmp_path) == {"socket"}
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_program_that_another_takes_the_place_of_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool
+):
+    """Beginning, it has its code and a stack, but not yet the kernel's own code (vDSO)."""
+
+    def go_on(_: float) -> None:
+        if later and not done:
+            process.communicate(b"\n")  # it ends here, as others get theirs
+            done.append(True)
+
+    done: list[bool] = []
+    monkeypatch.setattr(foresee, "time", SimpleNamespace(sleep=go_on))
+    words = [sys.executable, "-ISc", WITHOUT_VDSO]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
+        found = {finding.rule for finding in foresee.look(process.pid, tmp_path).findings}
+        assert ("criu.foresee.vdso" in found) != later
+        process.kill()
 
 
 def test_what_is_like_it_and_comes_back_is_no_obstacle(tmp_path: Path):
