@@ -3,13 +3,19 @@
 Its home keeps its leases, under a name of torpor's own as for one that sleeps, so that nobody takes them for
 stale: no runtime and no namespace here knows it. It sends on what still comes for it, and answers for it to
 its neighbours. It goes from home to another node and back, not on from there: only its home knows the way.
+
+Each has a directory with a journal of its own. That a bridge answers for others serves all that are away: it
+begins with the first of them and ends with the last, and has a journal beside theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -17,16 +23,18 @@ from cluster import wiring
 from cluster.here import Here
 from cluster.records import Record, all_of
 from netmig import identity as identities
-from netmig.apply import detour
+from netmig.apply import answer_for_all, detour
 from netmig.claim import announce_on
+from netmig.errors import NetworkError
 from netmig.identity import Address, Identity, global_addresses
 from netmig.journal import Journal
 from netmig.lease import RESERVED_PREFIX, Owner
-from netmig.undo import undo_left
+from netmig.undo import undo_steps
 from shim.errors import ShimError
-from shim.state import make_private
 
 _JOURNAL = "journal.jsonl"
+_BRIDGES = "bridges.jsonl"  # beside the directories: how the bridges were before any container was away
+_HOME = "home"  # written when it has come home, some time before its absence ends
 
 
 class Absent(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +52,9 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Absence:
-    """A container that is away from here, by the migration in which it left. All may be repeated."""
+    """A container that is away from here, by the migration in which it left. All may be repeated, and one
+    waits for another at work on the same container.
+    """
 
     def __init__(self, here: Here, record: Record) -> None:
         self.here, self.record = here, record
@@ -59,17 +69,22 @@ class Absence:
         Raises NetworkError, ShimError, OSError.
         """
         record = Record(here.config.away, absent.migration)
-        if not record.exists():
-            make_private(record.path)
-            record.make(absent)
-        absence = cls(here, record)
-        absence._route(neighbours=False)
+        with record.begun():
+            if not record.exists():
+                record.make(absent)
+            absence = cls(here, record)
+            absence._route(neighbours=False)
         return absence
 
     def send_on(self) -> None:
-        """Route to it, tell its neighbours, and keep its leases. Raises NetworkError, UsageError."""
-        self._route(neighbours=True)
-        self.keep()
+        """Route to it unless it has come home, tell its neighbours, and keep its leases.
+
+        Raises NetworkError, UsageError, OSError.
+        """
+        with self.record.locked(wait=True) as ours:
+            if ours:
+                self._route(neighbours=True)
+                self.keep()
 
     def keep(self) -> None:
         """Let its leases be those of a container that is away. Raises NetworkError, UsageError."""
@@ -83,37 +98,80 @@ class Absence:
                 reserver.hand_over(one.ip, has, Owner(container_id=new, ifname=one.ifname))
 
     def _route(self, *, neighbours: bool) -> None:
-        path = self.record.path / _JOURNAL
-        journal = Journal.load(path) if path.exists() else Journal(path)
-        if journal is None:
-            return  # somebody is at it
+        if self.record.read(_HOME):
+            return
+        journal = _opened(self.record.path / _JOURNAL)
         with contextlib.closing(journal), wiring.node() as host:
             for bridge, version, addresses in _groups(self.identity):
                 near = bridge if neighbours else None
                 via = next((one for one in self.plan.via if (":" in one) == (version == 6)), None)
                 if via is not None:
+                    if near is not None:
+                        with _bridges(self.here) as path, contextlib.closing(_opened(path)) as of_all:
+                            answer_for_all(host, near, of_all, {version})
                     detour(host, addresses, via, bridge=near, journal=journal)
                 if near is not None:
                     announce_on(host, near, [one.ip for one in addresses])
 
     def come_home(self) -> None:
-        """Send nothing on any more. Raises NetworkError."""
-        path = self.record.path / _JOURNAL
-        if path.exists():
-            undo_left(path)
+        """Send nothing on any more. Raises NetworkError, OSError."""
+        with self.record.locked(wait=True) as ours:
+            if ours:
+                self._stop()
+
+    def _stop(self) -> None:
+        self.record.write(_HOME, "yes")
+        _undo(self.record.path / _JOURNAL)
 
     def end(self) -> None:
-        """It is not away any more; its leases are its own again. Raises NetworkError, UsageError."""
-        self.come_home()
-        self._hand_over(self.keeper, self.plan.owner)
-        self.record.remove()
+        """It is not away any more; its leases are its own again. Raises NetworkError, UsageError, OSError."""
+        with self.record.locked(wait=True) as ours:
+            if ours:
+                self._stop()
+                self._hand_over(self.keeper, self.plan.owner)
+                self._remove()
 
     def gone(self) -> None:
-        """It has ended where it was: its addresses are free. Raises NetworkError, UsageError."""
-        self.come_home()
-        for owner in (self.keeper, self.plan.owner):
-            self.here.give_back(self.identity, owner)
-        self.record.remove()
+        """It has ended where it was: its addresses are free. Raises NetworkError, UsageError, OSError."""
+        with self.record.locked(wait=True) as ours:
+            if ours:
+                self._stop()
+                for owner in (self.keeper, self.plan.owner):
+                    self.here.give_back(self.identity, owner)
+                self._remove()
+
+    def _remove(self) -> None:
+        with _bridges(self.here) as path:
+            others = [one for one in all_of(self.here.config.away) if one.migration != self.record.migration]
+            if not any(map(Record.exists, others)):
+                _undo(path)
+            self.record.remove()
+
+
+@contextlib.contextmanager
+def _bridges(here: Here) -> Generator[Path]:
+    """The journal of what the bridges' settings were; nobody else changes them in the body."""
+    descriptor = os.open(here.config.away, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield here.config.away / _BRIDGES
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path) -> Journal:
+    journal = Journal.load(path) if path.exists() else Journal(path)
+    if journal is None:
+        raise NetworkError(
+            f"could not use network journal '{path}': another process has it open; end that one"
+        )
+    return journal
+
+
+def _undo(path: Path) -> None:
+    if path.exists():
+        with contextlib.closing(_opened(path)) as journal:
+            undo_steps(journal)
 
 
 def absences(here: Here) -> Iterator[Absence]:

@@ -135,7 +135,7 @@ class Record:
         """Make the directory, and be the one at work on it in the body. Raises OSError."""
         while True:
             make_private(self.path)
-            with self.locked() as ours:
+            with self.locked(wait=True) as ours:
                 if ours:
                     yield
                     return

@@ -144,7 +144,7 @@ def plug_routed(applied: Applied, host: Netns, addresses: Iterable[Address]) -> 
         with host.ipr() as node:
             for end in applied.ends:
                 ours = [one for one in wanted if one.ifname == end.interface]
-                _answer_for_all(host, end.name, applied.journal, {one.version for one in ours})
+                answer_for_all(host, end.name, applied.journal, {one.version for one in ours})
                 for gateway in _gateways(applied.netns, end.interface):
                     _proxy(node, host, end.name, gateway, applied.journal)
                 for one in ours:
@@ -175,6 +175,7 @@ def detour(
     journal = Journal() if journal is None else journal
     steps = len(journal.steps)
     wanted = tuple(addresses)
+    gateway = str(ipaddress.ip_address(via))  # as the kernel writes it
     for one in wanted:
         if one.version != ipaddress.ip_address(via).version:
             raise NetworkError(
@@ -184,17 +185,37 @@ def detour(
     try:
         with host.ipr() as node:
             if bridge is not None:
-                _answer_for_all(host, bridge, journal, {one.version for one in wanted})
+                answer_for_all(host, bridge, journal, {one.version for one in wanted})
             for one in wanted:
                 if bridge is not None and one.version == 6:
                     _proxy(node, host, bridge, one.ip, journal)
-                _replace(node, host, _route(one.ip, {"RTA_GATEWAY": via}), {}, journal)
+                _replace(node, host, _route(one.ip, {"RTA_GATEWAY": gateway}), {}, journal)
     except BaseException as error:
         undo_steps(journal, keep=steps)
         if isinstance(error, OSError):
             raise _failed(host, error) from error
         raise
     return journal
+
+
+def answer_for_all(host: Netns, interface: str, journal: Journal, versions: set[int]) -> None:
+    """Let a node answer on an interface for whatever it has a route to, and without the usual delay.
+
+    versions: 4, 6. Raises NetworkError.
+    """
+    wanted: dict[str, str] = {}
+    if 4 in versions:
+        wanted[f"net/ipv4/conf/{interface}/proxy_arp"] = "1"
+        wanted[f"net/ipv4/neigh/{interface}/proxy_delay"] = "0"
+        wanted[f"net/ipv4/conf/{interface}/rp_filter"] = "0"
+    if 6 in versions:
+        wanted[f"net/ipv6/conf/{interface}/proxy_ndp"] = "1"
+        wanted[f"net/ipv6/neigh/{interface}/proxy_delay"] = "0"
+    for name, value in wanted.items():
+        before = host.sysctl(name)
+        if before != value:
+            journal.record(Set(host=place_of(host), name=name, before=before))
+            host.set_sysctl(name, value)
 
 
 def _switch(applied: Applied, host: Netns, bridges: dict[str, str | None]) -> None:
@@ -245,23 +266,6 @@ def _ends(netns: Netns, host: Netns, identity: Identity, pairs: Pairs) -> tuple[
     return tuple(ends)
 
 
-def _answer_for_all(host: Netns, interface: str, journal: Journal, versions: set[int]) -> None:
-    """The node answers on an interface for whatever it has a route to, and without the usual delay."""
-    wanted: dict[str, str] = {}
-    if 4 in versions:
-        wanted[f"net/ipv4/conf/{interface}/proxy_arp"] = "1"
-        wanted[f"net/ipv4/neigh/{interface}/proxy_delay"] = "0"
-        wanted[f"net/ipv4/conf/{interface}/rp_filter"] = "0"
-    if 6 in versions:
-        wanted[f"net/ipv6/conf/{interface}/proxy_ndp"] = "1"
-        wanted[f"net/ipv6/neigh/{interface}/proxy_delay"] = "0"
-    for name, value in wanted.items():
-        before = host.sysctl(name)
-        if before != value:
-            journal.record(Set(host=place_of(host), name=name, before=before))
-            host.set_sysctl(name, value)
-
-
 def _proxy(node: Any, host: Netns, interface: str, ip: str, journal: Journal) -> None:
     """Of IPv6 the kernel answers for single addresses only."""
     index = index_of(node, interface)
@@ -297,13 +301,20 @@ def _route(ip: str, attributes: dict[str, Any], scope: int = 0) -> Route:
 
 
 def _replace(node: Any, host: Netns, route: Route, indexes: dict[str, int], journal: Journal) -> None:
-    """Set the node's only route to an address."""
+    """Set the node's only route to an address; one that is there is in the journal of whoever made it."""
     names = host.names()
     family = AF_INET6 if ":" in route.destination else AF_INET
     listed = [messages.route_from(one, names) for one in rtnl.routes(node, family, MAIN)]
     before = tuple(one for one in listed if one is not None and one.destination == route.destination)
-    journal.record(Routed(host=place_of(host), route=route, before=before))
+    if not any(_is(one, route) for one in before):
+        journal.record(Routed(host=place_of(host), route=route, before=before))
     rtnl.change(node, "route", messages.route_to(route, indexes), "replace")
+
+
+def _is(listed: Route, route: Route) -> bool:
+    """Whether a route that the kernel lists, with what it adds by itself, is one of ours."""
+    same = (listed.protocol, listed.kind, listed.tos) == (route.protocol, route.kind, route.tos)
+    return same and route.attributes.items() <= listed.attributes.items()
 
 
 def _failed(netns: Netns, error: OSError) -> NetworkError:

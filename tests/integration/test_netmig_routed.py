@@ -1,23 +1,32 @@
-"""A node that routes to a pod whose address is of another network: packets both ways, both families."""
+"""A node that routes to a pod whose address is of another network: packets both ways, both families; and the
+home of two such pods, when one comes back.
+"""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from netmig.apply import apply, check, plug_routed
+from cluster import agent, config
+from cluster.away import Absence, Absent
+from cluster.here import Here
+from netmig import rtnl
+from netmig.apply import PROTOCOL, apply, check, plug_routed
 from netmig.capture import capture
-from netmig.identity import diff, global_addresses
+from netmig.identity import Identity, diff, encode, global_addresses
 from netmig.ns import Netns
-from tests.support.pods import Nodes, add_veth, bridge_network, cni, nodes
+from tests.support.pods import BRIDGE, Nodes, add_veth, bridge_network, cni, nodes
 
 pytestmark = pytest.mark.engine
 
 CLIENT = {4: "192.168.5.2", 6: "fd05::2"}
 POD = {4: "10.88.0.10", 6: "fd00:88::10"}
+VIA = ("192.168.5.1", "fd05::1")
 
 
 @pytest.fixture
@@ -26,9 +35,9 @@ def made(tmp_path: Path) -> Generator[Nodes]:
         yield these
 
 
-def routed_node(made: Nodes) -> tuple[Netns, Netns]:
-    """A node without the pod's network, and a client that it is connected with."""
-    node, client = made.node("b", bridges=("other0",)), made.empty("client")
+def routed_node(made: Nodes, client: Netns) -> Netns:
+    """A node without the pod's network, connected with a client; by `VIA` it is reached."""
+    node = made.node("b", bridges=("other0",))
     with node.ipr() as ipr:
         ipr.flush_addr(index=ipr.link_lookup(ifname="other0")[0])
     add_veth(client, node, "eth0", "uplink", mac="02:00:00:00:00:aa", bridge=None, mtu=1500)
@@ -39,7 +48,7 @@ def routed_node(made: Nodes) -> tuple[Netns, Netns]:
             ipr.addr("add", index=index, address=f"fd05::{last}", prefixlen=64, flags=2)  # no probe
             ipr.route("add", dst="default", gateway=f"192.168.5.{gateway}")
             ipr.route("add", family=socket.AF_INET6, dst="default", gateway=f"fd05::{gateway}")
-    return node, client
+    return node
 
 
 def asks(asker: Netns, asked: Netns, address: str) -> str:
@@ -66,7 +75,8 @@ def test_packets_go_both_ways(made: Nodes, tmp_path: Path, version: int) -> None
     pod, other = made.empty("pod"), made.empty("other")
     cni(a, "ADD", "pod", pod, bridge_network(tmp_path / "a", first=10))
     identity = capture(pod, a)
-    node, client = routed_node(made)
+    client = made.empty("client")
+    node = routed_node(made, client)
     before = capture(node, None)
     assert check(identity, other, node, routed=True, peers=list(CLIENT.values())) == []
 
@@ -78,3 +88,57 @@ def test_packets_go_both_ways(made: Nodes, tmp_path: Path, version: int) -> None
     assert diff(identity, capture(other, node)) == []
     applied.undo()
     assert diff(before, capture(node, None)) == []
+
+
+def moved(
+    made: Nodes, home: Netns, node: Netns, name: str, network: dict[str, Any]
+) -> tuple[Netns, Identity]:
+    """A pod that has left its home for a node that routes to it; the home knows nothing of that yet."""
+    old, new = made.empty(f"{name}-old"), made.empty(name)
+    cni(home, "ADD", name, old, network)
+    identity = capture(old, home)
+    with old.ipr() as ipr:
+        rtnl.link(ipr, "del", index=ipr.link_lookup(ifname="eth0")[0])
+    applied = apply(identity, new, node, adopt=False, neighbours=False, routed=True)
+    plug_routed(applied, node, global_addresses(identity))
+    return new, identity
+
+
+def test_the_first_of_two_to_come_home_takes_nothing_from_the_other(made: Nodes, tmp_path: Path) -> None:
+    home, network = made.node("a"), bridge_network(tmp_path / "a", first=10)
+    node, near = routed_node(made, home), made.empty("near")
+    cni(home, "ADD", "near", near, network)
+    (_, back), (pod, stays) = (moved(made, home, node, name, network) for name in ("back", "stays"))
+    before = capture(home, None)
+    here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
+
+    def sent_away(name: str, identity: Identity) -> Absence:
+        absent = Absent(migration=name, owner=name, identity=encode(identity), peer="b", via=VIA)
+        with home.inside():
+            absence = Absence.begin(here, absent)
+            absence.send_on()
+        return absence
+
+    def neighbours_reach_it() -> None:
+        with near.inside():
+            subprocess.run(["ip", "neigh", "flush", "dev", "eth0"], check=True)
+        asks(near, pod, next(one.ip for one in global_addresses(stays) if one.version == 4))
+        assert home.sysctl(f"net/ipv6/conf/{BRIDGE}/proxy_ndp") == "1"
+
+    def sent_on() -> set[str]:
+        routes = capture(home, None).routes
+        return {one.destination.partition("/")[0] for one in routes if one.protocol == PROTOCOL}
+
+    first, last = sent_away("0" * 16, back), sent_away("1" * 16, stays)
+    neighbours_reach_it()
+    with home.inside():
+        first.come_home()
+        agent._send_on(here)  # pyright: ignore[reportPrivateUsage]
+    assert sent_on() == {one.ip for one in global_addresses(stays)}
+    with home.inside():
+        first.end()
+    neighbours_reach_it()
+    with home.inside():
+        last.end()
+    assert diff(before, capture(home, None)) == []
+    assert list(here.config.away.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,9 @@ from cluster.here import Here
 from cluster.records import Record
 from netmig import census
 from netmig import identity as identities
+from netmig.errors import NetworkError
 from netmig.identity import Identity, Link, LinkAddress
+from netmig.journal import Created, Journal
 from netmig.lease import HostLocal, Owner
 from shim.cli import net
 
@@ -120,6 +123,48 @@ def test_the_leases_of_another_stay_as_they_are(absence: Absence, store: HostLoc
     assert owners(store) == ["other", absence.keeper]
     absence.gone()
     assert owners(store) == ["other"]
+
+
+def test_a_way_that_another_process_is_at_is_not_taken_for_undone(absence: Absence) -> None:
+    path = absence.record.path / "journal.jsonl"
+    theirs = Journal(path)
+    theirs.record(Created(path=str(path.with_name("netns"))))
+    for over in (absence.come_home, absence.end, absence.gone):
+        with pytest.raises(NetworkError, match="another process has it open; end that one"):
+            over()
+    assert absence.record.exists()
+    theirs.close()
+    absence.end()
+    assert not absence.record.exists()
+
+
+@pytest.mark.parametrize("how", ["come_home", "end", "gone"])
+def test_one_that_is_being_sent_on_is_waited_for(
+    absence: Absence, store: HostLocal, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As by an agent that starts anew, while the container comes home or ends."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*args: object, **named: object) -> None:
+        begun.set()
+        assert go_on.wait(5)
+
+    monkeypatch.setattr(away, "detour", slow)
+    sending = threading.Thread(target=absence.send_on)
+    sending.start()
+    assert begun.wait(5)
+    over = threading.Thread(target=getattr(absence, how))
+    over.start()
+    over.join(0.1)
+    assert over.is_alive()
+    go_on.set()
+    for one in (sending, over):
+        one.join(5)
+    assert not (absence.record.path / "journal.jsonl").exists()
+    assert owners(store) == {"come_home": [absence.keeper] * 2, "end": ["sandbox"] * 2, "gone": []}[how]
+    begun.clear()
+    absence.send_on()  # it is not away any more
+    assert not begun.is_set()
 
 
 def test_by_what_another_node_is_reached_is_an_address() -> None:
