@@ -26,6 +26,8 @@ from shim.images.seal import list_files, locate, write_file
 _PART_BYTES = 1 << 20
 _LOOK_S = 0.005
 _N_NAMED = 3
+LOWER = "lower"
+"""In the directory for what is made on the way: where lower layers are put together."""
 
 
 def root_of(bundle_path: Path) -> RootfsView:
@@ -59,7 +61,7 @@ def send_base(channel: Channel, view: RootfsView, scratch: Path) -> None:
         return
     out = scratch / "base"
     out.mkdir()
-    with _merged(view, scratch / "lower") as lower:
+    with _merged(view, scratch / LOWER) as lower:
         write_diff(RootfsView(path=lower, kind="directory"), out, full_copy=True)
     send(channel, "base", layout.ROOTFS_DIFF, out / layout.ROOTFS_DIFF)
     shutil.rmtree(out)
@@ -150,12 +152,18 @@ def _merged(view: RootfsView, point: Path) -> Generator[Path]:
         return
     point.mkdir()
     layers = ":".join(map(str, view.lower_paths))
-    run("mount", "-t", "overlay", "-o", f"ro,lowerdir={layers}", "overlay", str(point))
     try:
+        run("mount", "-t", "overlay", "-o", f"ro,lowerdir={layers}", "overlay", str(point))
         yield point
     finally:
-        run("umount", "--lazy", str(point))
+        unmerge(point)
         point.rmdir()
+
+
+def unmerge(point: Path) -> None:
+    """Unmount what `send_base` has put together there, if it was killed before it could. Raises ShimError."""
+    if point.is_mount():
+        run("umount", "--lazy", str(point))
 
 
 def run(*argv: str) -> None:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from cluster import away, wiring
+from cluster import away, cargo, wiring
 from cluster.arrival import Arriving
 from cluster.channel import Lost, Refused
 from cluster.guest import arriving_of
@@ -89,6 +89,7 @@ def departure(here: Here, record: Record) -> bool:
         record.write(STAYS, "yes")
     heard = tell(here, plan.peer, Abort(migration=plan.migration, final=True)) is not None
     if not verdict or heard:  # else the target may hold a container that waits for our word
+        cargo.unmerge(record.path / cargo.LOWER)
         record.remove()
     return not verdict or heard
 
