@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from compat.rules.case import Case, finding, rule, specified_mounts
+from engines import mountinfo
 from engines.api import FileNeed, Finding, LockNeed, Needs
 from engines.elf import build_id
+from engines.mountinfo import Mount
 from engines.places import Places as Tree
 from engines.places import source
 
@@ -219,18 +221,21 @@ def _is_read_only(path: Path) -> bool:
     """
     place = path if os.path.lexists(path) else path.parent
     with contextlib.suppress(OSError):
-        if not os.statvfs(place).f_flag & os.ST_RDONLY:
-            return False
-        descriptor = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-        finally:
-            os.close(descriptor)
-        number = told.partition("mnt_id:")[2].split()[0]
-        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-            if line.startswith(f"{number} "):
-                return line.rpartition(" ")[2].split(",")[0] == "ro"
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            mount = _mount_of(place)
+            return mount is not None and mount.super_options[0] == "ro"
     return False
+
+
+def _mount_of(path: Path) -> Mount | None:
+    """The mount that something lies on, None if it is none of this namespace. Raises OSError."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    finally:
+        os.close(descriptor)
+    number = told.partition("mnt_id:")[2].split()[0]
+    return next((mount for mount in mountinfo.mounts() if mount.id == number), None)
 
 
 def _read_only(use: str, path: Path) -> Finding:
@@ -331,8 +336,11 @@ def locked(case: Case) -> Iterator[Finding]:
                 continue
             status = path.lstat()  # as `_lease`: a link is not what the task had
             held = _held() if held is None else held
-            number = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-            if other := next((lock for lock in held if lock.bars(need, number)), None):
+            mount, own = _mount_of(path), f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+            device = mount.device if mount else own
+            major, minor = map(int, device.split(":"))
+            bars = (lock for lock in held if lock.bars(need, f"{major:02x}:{minor:02x}:{status.st_ino}"))
+            if other := next((lock for lock in bars if device == own or _may_be_on(lock, status)), None):
                 yield finding(
                     "files.locked",
                     "refuse",
@@ -350,6 +358,21 @@ def locked(case: Case) -> Iterator[Finding]:
                     f"the image has a lease on '{need.path}', which another process has open on this node",
                     "end the other one, or give the container a volume of its own",
                 )
+
+
+def _may_be_on(lock: _Held, status: os.stat_result) -> bool:
+    """Whether whoever has a lock has this very file open, or cannot be asked. /proc/locks names a whole file
+    system, and on some (btrfs, with its snapshots) many files have one number.
+    """
+    try:
+        opened = list(Path(f"/proc/{lock.pid}/fd").iterdir())
+    except OSError:
+        return True
+    for descriptor in opened:
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            if os.path.samestat(descriptor.stat(), status):
+                return True
+    return False
 
 
 def _lease(path: Path, *, exclusive: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -374,6 +375,37 @@ def test_a_flock_on_what_a_link_leads_to_is_not_the_tasks(tmp_path: Path):
         assert in_volume(tmp_path, locks=(need,)).found() == ()
         named_file = in_volume(tmp_path, locks=(replace(need, path="/vol/file"),)).found()
     assert named(named_file, "files.locked") == ["refuse"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_lock_where_files_have_another_device_than_their_file_system(tmp_path: Path):
+    """As on btrfs, whose snapshots also number their files alike. So does an overlay over two."""
+    names = ("lock", "like-it", "upper", "vol")
+    lock, like_it, upper, volume = (tmp_path / name for name in names)
+    with contextlib.ExitStack() as closing:
+        for path in (lock, like_it, upper, volume):
+            path.mkdir()
+            words = ["-t", "tmpfs", "torpor-test"]
+            if path == volume:
+                options = f"lowerdir={lock}:{like_it},upperdir={upper}/up,workdir={upper}/work"
+                words = ["-t", "overlay", "torpor-test", "-o", options]
+            subprocess.run(["mount", *words, path], check=True)
+            closing.callback(subprocess.run, ["umount", path], check=True)
+            for name in ("up", "work") if path == upper else ():
+                (upper / name).mkdir()
+            if path in (lock, like_it):
+                (path / path.name).touch()
+
+        def found(name: str) -> list[str]:
+            need = LockNeed(path=f"/vol/{name}", kind="flock", exclusive=True)
+            return named(in_volume(volume, locks=(need,)).found(), "files.locked")
+
+        assert (volume / "lock").stat().st_dev != volume.stat().st_dev
+        assert (volume / "lock").stat().st_ino == (volume / "like-it").stat().st_ino
+        assert found("lock") == []
+        with (volume / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            assert (found("lock"), found("like-it")) == (["refuse"], [])
 
 
 def test_a_name_that_no_file_can_have(tmp_path: Path):
