@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from engines.criu import cgroups, tree
@@ -51,7 +52,7 @@ def look(outlook: Outlook, pid: int, who: str) -> None:
                 _waiting(outlook, thread, who)
     if state == "D":
         _waiting(outlook, pid, who)
-    elif tree.same(pid, parent, _KCMP_VM) and not cgroups.in_vfork(parent):
+    elif _shares_memory(pid, parent):
         outlook.add(
             "shared-memory",
             f"{who} shares its memory with process {parent} and is no thread of it (CLONE_VM)",
@@ -79,6 +80,15 @@ def _groups(pid: int, thread: int) -> list[str]:
     """Those of version 1: of version 2 CRIU keeps a thread's own."""
     lines = Path(f"/proc/{pid}/task/{thread}/cgroup").read_text(errors="replace").splitlines()
     return [line for line in lines if not line.startswith("0::")]
+
+
+def _shares_memory(pid: int, parent: int) -> bool:
+    """Whether it is so for longer than a vforked child takes to run its program."""
+    for _ in range(20):
+        if not tree.same(pid, parent, _KCMP_VM) or cgroups.in_vfork(parent):
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def _waiting(outlook: Outlook, thread: int, who: str) -> None:
