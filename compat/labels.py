@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compat.profile import DumpHost, Profile
-from compat.rules.case import Origin, version
+from compat.rules.case import version
 from compat.rules.cpu import INSTRUCTIONS, PICKED_BY_GLIBC
 from engines.api import Needs
 
@@ -65,12 +65,12 @@ def of_node(node: Profile) -> dict[str, str]:
     return {f"{PREFIX}{key}": value for key, value in told.items() if value}
 
 
-def of_image(needs: Needs, dump_host: DumpHost | None, origin: Origin) -> tuple[Demand, ...]:
+def of_image(needs: Needs, dump_host: DumpHost | None) -> tuple[Demand, ...]:
     """What an image demands of a node's labels: a node that lacks one of them would answer no."""
-    return tuple(_demands(needs, dump_host, origin))
+    return tuple(_demands(needs, dump_host))
 
 
-def _demands(needs: Needs, dump_host: DumpHost | None, origin: Origin) -> Iterator[Demand]:
+def _demands(needs: Needs, dump_host: DumpHost | None) -> Iterator[Demand]:
     has_kernel = needs.engine == "gvisor"
     arch = dump_host.arch if dump_host else needs.arch
     if arch:
@@ -93,7 +93,7 @@ def _demands(needs: Needs, dump_host: DumpHost | None, origin: Origin) -> Iterat
     )
     if since != (0, 0):
         yield _above("kernel", since)
-    made_by = version(origin.engine_version)[:2]
+    made_by = version(dump_host.tools.get("criu", "") if dump_host else "")[:2]
     if len(made_by) == 2:
         yield _above("criu", (made_by[0], made_by[1]))
     else:

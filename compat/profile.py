@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from compat.probes.base import Probe, System
 CgroupMode = Literal["v1", "hybrid", "v2"]
 SCHEMA = 2
 _MAX_BYTES = 1 << 20
+_RETRY_S = 60.0
 
 
 class ProfileError(Exception):
@@ -40,6 +42,10 @@ class DumpHost(Protocol):
     def page_size_bytes(self) -> int: ...
     @property
     def xsave_bytes(self) -> int | None: ...
+    @property
+    def tools(self) -> Mapping[str, str]: ...
+    @property
+    def unknown(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,7 @@ _NOW: Sequence[Probe] = (resources.memory, resources.hugepages, resources.disk)
 
 def load(cache_path: Path | None, system: System | None = None) -> Profile:
     """What a restore on this node is judged by: probed once after each boot, and when a tool is replaced.
+    Where a probe failed all are asked again after a minute: the machine may only have been busy.
 
     cache_path: where it is kept (in a directory that only root may write), None to probe anew. A cache that
     cannot be read or written is only slower: reading /proc/cpuinfo asks every processor for its frequency.
@@ -108,7 +115,9 @@ def load(cache_path: Path | None, system: System | None = None) -> Profile:
     if cache_path is not None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             kept = msgspec.json.decode(cache_path.read_bytes(), type=Profile)
-            if kept.boot_id == boot_id and kept.schema == SCHEMA and (kept.tools_key == key or not key):
+            age_s = time.time() - cache_path.stat().st_mtime
+            fresh = not kept.unknown or 0 <= age_s < _RETRY_S
+            if fresh and (kept.boot_id, kept.schema) == (boot_id, SCHEMA) and key in ("", kept.tools_key):
                 return kept
     found = _ask(_STABLE, where, boot_id=boot_id, tools_key=key)
     if cache_path is not None:

@@ -65,9 +65,7 @@ def origin(
     """
     manifest = image.manifest
     diff = manifest.files.get(layout.ROOTFS_DIFF)
-    host = manifest.host
     return Origin(
-        engine_version=host.tools.get("criu", "") if host else "",
         # Of a pod's image only the container that was asked to sleep has its specification there.
         dump_spec=_dump_spec(image, spec) if type(image) is Image else None,
         rootfs_bytes=diff.size_bytes if diff else 0,

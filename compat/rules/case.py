@@ -32,13 +32,12 @@ NODE_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "ra
 class Origin:
     """What else is known of an image.
 
-    engine_version: of the CRIU or runsc that made it, "" if nobody recorded it. dump_spec: the spec of the
-    container that was dumped, None if it is not asked about. rootfs_bytes: what its root file system
-    difference unpacks to. image_ref: the container image it came from. leave_running, use, used_by: see the
-    manifest and the store. damage: what of its files is not as its manifest says, "" if nobody has looked.
+    dump_spec: of the container that was dumped, None if it is not asked about. rootfs_bytes: what its root
+    file system difference unpacks to. image_ref: the container image it came from. leave_running, use,
+    used_by: see the manifest and the store. damage: what of its files is not as its manifest says, "" if
+    nobody has looked.
     """
 
-    engine_version: str = ""
     dump_spec: Mapping[str, Any] | None = None
     rootfs_bytes: int = 0
     image_ref: str = ""

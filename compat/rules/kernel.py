@@ -197,8 +197,11 @@ def cgroup_mounts(case: Case) -> Iterator[Finding]:
         mount.fstype in {"cgroup", "cgroup2"} or in_cgroup(mount.destination) for mount in case.needs.mounts
     ):
         return
+    if "cgroup_mode" in case.node.unknown:
+        yield from case.untold("cgroup.mode", "cgroup_mode", "the image shows control groups")
+        return
     host = case.dump_host
-    if host is None:
+    if host is None or "cgroup_mode" in host.unknown:
         kinds = {mount.fstype for mount in case.needs.mounts} & {"cgroup", "cgroup2"}
         had = {"cgroup2"} if case.node.cgroup_mode == "v2" else {"cgroup"}
         if kinds and kinds != had:

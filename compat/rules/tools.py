@@ -54,14 +54,17 @@ def absent(case: Case) -> Iterator[Finding]:
             "install a CRIU that knows this kernel (torpor toolchain install)",
         )
         return
-    known = bool(node.tools) and "tools.criu" not in node.unknown
-    if "criu" not in node.tools and (known or not case.local):
-        yield finding(
-            "criu.absent",
-            "refuse" if known else "unknown",
-            f"{case.where()} has no CRIU" if known else f"nobody knows whether {case.where()} has a CRIU",
-            "install it there (torpor toolchain install), and make the profile again",
-        )
+    if "criu" in node.tools:
+        return
+    if not node.tools or "tools.criu" in node.unknown:
+        yield from case.untold("criu.absent", "tools.criu", "the image needs a CRIU")
+        return
+    yield finding(
+        "criu.absent",
+        "refuse",
+        f"{case.where()} has no CRIU",
+        "install it there (torpor toolchain install), and make the profile again",
+    )
 
 
 @rule("criu.kernel", about="node", source="measured with 3.17.1, 4.1.1 and 4.2.1; CRIU threads on 6.13, 6.16")
@@ -114,9 +117,10 @@ def image(case: Case) -> Iterator[Finding]:
             f"the image has format {case.needs.image_version}, which is not known here",
             remedy,
         )
-    criu, had = _criu(case), version(case.origin.engine_version)
+    made_by = case.dump_host.tools.get("criu", "") if case.dump_host else ""
+    criu, had = _criu(case), version(made_by)
     if not criu:
-        return  # criu.kernel says so
+        return  # criu.absent or criu.kernel says so
     if case.needs.guard_pages and criu < _GUARDS:
         yield finding(
             "criu.image",
@@ -133,13 +137,20 @@ def image(case: Case) -> Iterator[Finding]:
             "plain ones: a fork would repeat random numbers",
             "install CRIU 4.2 or later there",
         )
-    elif had and criu[:2] < had[:2]:
+    elif not had:
+        yield finding(
+            "criu.image",
+            "unknown",
+            f"nobody recorded which CRIU made the image, and a newer one than {case.node.tools['criu']} of "
+            f"{case.where()} may have",
+            remedy,
+        )
+    elif criu[:2] < had[:2]:
         yield finding(
             "criu.image",
             # "vdso: ELF header magic mismatch": older ones expect the vDSO's pages in the image.
             "refuse" if criu < _OWN_READERS <= had else "unknown",
-            f"CRIU {case.origin.engine_version} made the image, {case.where()} has the older "
-            f"{case.node.tools['criu']}",
+            f"CRIU {made_by} made the image, {case.where()} has the older {case.node.tools['criu']}",
             remedy,
         )
 

@@ -200,7 +200,7 @@ def labels(image: str | None, node_path: Path | None, namespace: str) -> None:
         return
     store = this_node().store
     found = store.resolve(parse_reference(image, namespace=namespace))
-    demands = nodelabels.of_image(found.needs, found.manifest.host, prospects.origin(found, store))
+    demands = nodelabels.of_image(found.needs, found.manifest.host)
     click.echo(nodelabels.snippet(demands))
 
 

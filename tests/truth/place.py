@@ -360,7 +360,6 @@ class Place:
             spec = bundle.read_spec(world.bundle_path)
             config, host = self.config(world.tools), world.host
             origin = Origin(
-                engine_version=host.tools.get("criu", "") if host else "",
                 dump_spec=dumped.spec,
                 rootfs_bytes=world.unpack.stat().st_size if world.unpack else 0,
                 image_ref=prospects.image_ref(dumped.spec),

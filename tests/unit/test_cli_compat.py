@@ -191,7 +191,7 @@ def test_labels_of_a_node_and_the_affinity_of_an_image(place: Place):
 
 def chosen(needs: Needs, node: Profile) -> bool:
     found = labels.of_node(node)
-    return all(demand.met_by(found) for demand in labels.of_image(needs, HERE, labels.Origin()))
+    return all(demand.met_by(found) for demand in labels.of_image(needs, HERE))
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ AT_RESTORE: dict[str, tuple[At, str, str]] = {
         "refuse",
     ),
     "criu of 4.2 made the image, 4.1 is there": (
-        At(on=node(tools={"criu": "4.1.1"}), origin=Origin(engine_version="4.2.1")),
+        At(on=node(tools={"criu": "4.1.1"}), dumped_on=node(tools={"criu": "4.2.1"})),
         "criu.image",
         "refuse",
     ),

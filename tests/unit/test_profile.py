@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,25 @@ def test_the_cache_is_made_anew_when_a_tool_is_replaced(tmp_path: Path):
     program(tmp_path, "criu", "echo 'Version: 4.2.1'")
     assert profile.load(cache_path).tools == {"criu": "4.1"}  # nobody asks for tools
     assert profile.load(cache_path, system).tools == {"criu": "4.2.1"}
+
+
+def test_a_probe_that_failed_is_asked_again_after_a_minute(tmp_path: Path):
+    cache_path, words = tmp_path / "profile.json", tmp_path / "words"
+    system = System(tools={"criu": program(tmp_path, "criu", f"cat {words}")})
+
+    def found(age_s: float) -> str | None:
+        """With a profile that is so old."""
+        if cache_path.exists():
+            then = time.time() - age_s
+            os.utime(cache_path, (then, then))
+        return profile.load(cache_path, system).tools.get("criu")
+
+    assert found(0) is None
+    words.write_text("Version: 4.1")
+    assert found(30) is None, "each restore would pay for it"
+    assert found(90) == "4.1"
+    words.write_text("Version: 4.2")
+    assert found(90) == "4.1", "nothing failed"
 
 
 def test_what_changes_is_asked_each_time(tmp_path: Path):

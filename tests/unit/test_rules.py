@@ -138,8 +138,8 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
     "criu.image": (
         At(image(guard_pages=True), node(kernel="6.16", tools={"criu": "4.1.1"})),
         "refuse",
-        At(origin=Origin(engine_version="4.2.0")),
-        At(on=node(tools={"criu": "4.0"}), origin=Origin(engine_version="4.1.1")),
+        At(dumped_on=node(tools={"criu": "4.2.0"})),
+        At(on=node(tools={"criu": "4.0"}), dumped_on=node(tools={"criu": "4.1.1"})),
     ),
     "gvisor.release": (
         At(image(engine="gvisor", image_version="20250101.0")),
@@ -406,7 +406,7 @@ def test_a_written_processor_stands_in_for_one_that_nobody_recorded():
     """cpuinfo.img, which CRIU writes under --cpu-cap; edited, so that it names AVX-512."""
     needs = image(cpu_flags=("avx2", "avx512f"))
     assert named(At(needs, dumped_on=None).found(), "cpu.features") == ["refuse"]
-    assert At(image(cpu_flags=("avx2",)), dumped_on=None).found() == ()
+    assert named(At(image(cpu_flags=("avx2",)), dumped_on=None).found(), "cpu.features") == []
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,18 @@ def test_a_node_without_criu():
     assert named(At(on=bare, local=True).found(), "criu.absent") == ["refuse"]
     assert named(At(image(engine="gvisor", image_version="1"), bare).found(), "criu.absent") == []
     silent = replace(bare, unknown={"tools.criu": "it hangs"})
-    assert named(At(on=silent, local=True).found(), "criu.absent") == [], "the engine finds out itself"
+    (found,) = At(on=silent, local=True).found()
+    assert (found.rule, found.severity, "it hangs" in found.message) == ("criu.absent", "unknown", True)
+    never_asked = At(on=node(tools={}), local=True).found()
+    assert never_asked == (), "the engine finds out itself"
+
+
+def test_a_probe_of_control_groups_that_failed_is_no_answer():
+    failed = node(unknown={"cgroup_mode": "nothing is mounted at /sys/fs/cgroup"})
+    for case in (At(on=failed), At(on=failed, local=True), At(dumped_on=failed)):
+        shown = replace(case, needs=has("/sys/fs/cgroup", "tmpfs")).found()
+        assert named(shown, "cgroup.mode") == ["unknown"]
+        assert named(case.found(), "cgroup.mode") == []
 
 
 def test_droppable_mappings_lose_their_kind_under_an_older_criu():
@@ -508,10 +519,17 @@ def test_the_c_library_is_told_only_names_that_it_knows():
 
 @pytest.mark.parametrize(
     ("made_by", "there", "severity"),
-    [("4.2.1", "4.1.1", ["refuse"]), ("4.1.1", "4.0", ["unknown"]), ("4.1.1", "4.2.1", []), ("", "4.1", [])],
+    [
+        ("4.2.1", "4.1.1", ["refuse"]),
+        ("4.1.1", "4.0", ["unknown"]),
+        ("4.1.1", "4.2.1", []),
+        ("", "4.2.1", ["unknown"]),
+        (None, "4.2.1", ["unknown"]),
+    ],
 )
-def test_an_older_criu_than_the_images(made_by: str, there: str, severity: list[str]):
-    found = At(on=node(tools={"criu": there}), origin=Origin(engine_version=made_by)).found()
+def test_an_older_criu_than_the_images(made_by: str | None, there: str, severity: list[str]):
+    dumped_on = None if made_by is None else node(tools={"criu": made_by} if made_by else {})
+    found = At(on=node(tools={"criu": there}), dumped_on=dumped_on).found()
     assert named(found, "criu.image") == severity
 
 
