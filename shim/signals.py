@@ -6,8 +6,10 @@ A signal that comes when there is nothing left to undo changes nothing: the call
 from __future__ import annotations
 
 import signal
+from types import FrameType
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S = 0.002
 
 
 class Ended(KeyboardInterrupt):
@@ -31,10 +33,28 @@ def too_late() -> None:
         if signal.getsignal(number) is _end:
             # A handler of ours would be taken away again while Python ends.
             signal.signal(number, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _end(number: int, frame: object) -> None:
-    del frame
+def _end(number: int, frame: FrameType | None) -> None:
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
-    raise Ended(number)
+    _raise(number, frame)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    if _imports(frame):
+        # Python may swallow what is raised there, and keep the lock that all other threads' imports wait for.
+        signal.signal(signal.SIGALRM, lambda _, later: _raise(number, later))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+    else:
+        raise Ended(number)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

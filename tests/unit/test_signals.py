@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,41 @@ def test_a_signal_is_named_and_told_to_the_shell(number: signal.Signals) -> None
         check=False,
     )
     assert (done.stderr, done.returncode) == (f"Error: ended by {number.name}\n", 128 + number)
+
+
+_IMPORTS = """
+import os, sys, threading
+from shim.signals import Ended, end_once
+end_once()
+sys.path.insert(0, os.environ["MODULES"])
+try:
+    import slow
+    for _ in range(10**9):
+        pass
+except Ended:
+    import json  # no lock is left behind
+    thread = threading.Thread(target=__import__, args=("decimal",), daemon=True)
+    thread.start()
+    thread.join(10)
+    sys.exit(7 if slow.done and not thread.is_alive() else 8)
+"""
+_SLOW = """
+import os, signal
+done = False
+os.kill(os.getpid(), signal.SIGTERM)
+for _ in range(100_000):
+    pass
+done = True
+"""
+
+
+def test_an_import_is_not_torn(tmp_path: Path) -> None:
+    """Python may lose an exception there, and its lock of imports with it: other threads then wait for ever."""
+    (tmp_path / "slow.py").write_text(_SLOW)
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTS],
+        env={"MODULES": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 7
