@@ -63,7 +63,7 @@ done = True
 
 
 def test_an_import_is_not_torn(tmp_path: Path) -> None:
-    """Python may lose an exception there, and its lock of imports with it: other threads then wait for ever."""
+    """Python may lose what is raised there, and keep its lock of imports: other threads then hang."""
     (tmp_path / "slow.py").write_text(_SLOW)
     done = subprocess.run(
         [sys.executable, "-c", _IMPORTS],
