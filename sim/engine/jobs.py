@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sim.engine import hardware
+from sim.engine.link import Flow
 from sim.engine.terms import notice_rate
 from sim.errors import SimError
 from sim.policies.base import Policy
@@ -43,6 +45,8 @@ class Job:
     fruitless: int = 0
     furthest_s: float = 0.0  # the most work that a checkpoint ever held
     going: bool = False  # it gives its machines back once it is saved
+    flow: Flow | None = None  # of its state, over bandwidth that jobs share
+    later: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # once it is saved
     version: int = 0  # what was planned for an older one is void
     plan: int = 0  # the same for the end of the work
     ended_s: float = math.inf
@@ -56,6 +60,12 @@ class Job:
         """A checkpoint holds so much work."""
         if work_s > self.furthest_s:
             self.furthest_s, self.fruitless = work_s, 0
+
+
+def unless_changed(job: Job, act: Callable[[Job], None]) -> Callable[[], None]:
+    """Does it if the job's phase is then what it is now."""
+    version = job.version
+    return lambda: act(job) if job.version == version else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 Jobs start in order of priority, then of arrival; one that does not fit holds up those behind it. A job that
 could start if lower ones made room asks their policies to, the lowest and youngest first. A failed job
-queues again where it was. Checkpoints between two events of a job are counted, not played.
+queues again where it was. Checkpoints between two events of a job are counted, not played, unless jobs share
+the bandwidth of their storage.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -15,13 +17,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sim.engine.hardware import Announcement, Incident, Item
-from sim.engine.jobs import BUCKET, Job, Nodes, Phase, Reached, check_ends, job_rate, needs_s, reached
+from sim.engine.jobs import (
+    BUCKET,
+    Job,
+    Nodes,
+    Phase,
+    Reached,
+    check_ends,
+    first_s,
+    job_rate,
+    needs_s,
+    reached,
+    unless_changed,
+)  # fmt: skip
 from sim.engine.ledger import Ledger, Outcome, Span, Status
+from sim.engine.saves import SAME_S
 from sim.engine.stage import Stage
+from sim.engine.store import Store
 from sim.engine.streams import Streams
-from sim.engine.terms import SEVERITY
 from sim.errors import SimError
-from sim.maths.laws import Law
 from sim.policies.asked import ask
 from sim.policies.base import (
     Action,
@@ -35,7 +49,7 @@ from sim.policies.base import (
     SetInterval,
     State,
 )  # fmt: skip
-from sim.studies.config import Config, JobClass, Queue, Storage
+from sim.studies.config import Config, JobClass, Queue
 
 MOST_FRUITLESS = 10_000
 """Starts of one job that kept nothing after which it is taken never to end."""
@@ -59,45 +73,25 @@ class _Run(Stage):
         self.held_s = self.useful_s = 0.0  # machines had, and the work of jobs that are done
         self.before = (0.0, 0.0)  # the same at the end of the warm-up
         self.livelock = False
-        # Where checkpoints go: what survives most.
-        self.storage: Storage | None = max(
-            reversed(config.storage), key=lambda one: SEVERITY[one.lost_with], default=None
-        )
+        self.store = Store(self, work.state_bytes)
 
     # Time
 
     def for_job(self, job: Job, delay_s: float, act: Callable[[Job], None]) -> None:
         """Do it unless the job's phase changes before."""
-        version = job.version
-        self.at(delay_s, lambda: act(job) if job.version == version else None)
+        self.at(delay_s, unless_changed(job, act))
 
     def while_there(self, job: Job, delay_s: float, act: Callable[[Job], None]) -> None:
-        """Do it if the job then works and has had its machines all the while."""
+        """Do it if the job then works, or once it is saved, and has had its machines all the while."""
         start = job.starts
 
         def fire() -> None:
             if job.starts == start and job.phase == "working":
                 act(job)
+            elif job.starts == start and job.phase == "saving":
+                job.later.append(fire)
 
         self.at(delay_s, fire)
-
-    def _moved_s(self, bandwidth: float, law: Law | None, nodes: int) -> float:
-        if law is not None:
-            return self.cost(law)
-        shared = self.storage is not None and self.storage.shared
-        return self.work.state_bytes / (bandwidth if shared else bandwidth * nodes)
-
-    def save_s(self, job: Job) -> float:
-        """What a checkpoint stalls a job."""
-        storage = self.storage
-        return 0.0 if storage is None else self._moved_s(storage.write_bps, storage.stall, job.kind.nodes)
-
-    def restore_s(self, job: Job) -> float:
-        """What reading one back takes."""
-        storage = self.storage
-        if storage is None or job.kept_s == 0:
-            return 0.0
-        return self._moved_s(storage.read_bps, storage.restore, job.kind.nodes)
 
     # Phases of a job
 
@@ -124,6 +118,7 @@ class _Run(Stage):
         self.close(job, self.env.now, done=phase == "done")
         job.phase, job.entered_s = phase, self.env.now
         job.version += 1
+        self.store.stop(job)
 
     def close(self, job: Job, now_s: float, *, done: bool = False) -> None:
         """Account for a job's phase up to `now_s`, as it or watching ends."""
@@ -180,9 +175,9 @@ class _Run(Stage):
         costs = self.config.costs
         first = job.starts == 0
         job.starts += 1
-        job.stall_s = self.save_s(job)
-        starting_s = self.cost(costs.startup if first else costs.restart) + self.restore_s(job)
-        self.for_job(job, starting_s, self.work_on)
+        job.stall_s = self.store.save_s(job)
+        starting_s = self.cost(costs.startup if first else costs.restart)
+        self.store.restore(job, starting_s, self.work_on)
 
     def work_on(self, job: Job) -> None:
         self.tell(job, "start" if job.starts == 1 else "restart")
@@ -194,11 +189,27 @@ class _Run(Stage):
         self.enter(job, "working")
         self.plan_end(job)
 
+    def go_on(self, job: Job) -> None:
+        """Work on after a save or a move; what had to wait for its end comes now."""
+        if job.going:
+            self.preempted(job)
+            return
+        self.resume(job)
+        later, job.later = job.later, []
+        for act in later:
+            act()
+        self.schedule()
+
     def plan_end(self, job: Job) -> None:
-        """The work ends as its interval has it; what was planned with another one is void."""
+        """The work ends as its interval has it; what was planned with another one is void.
+
+        Where jobs share bandwidth the next checkpoint comes first: how long it takes nobody knows before.
+        """
         job.plan += 1
-        plan = job.plan
-        self.for_job(job, needs_s(job), lambda one: self.finish(one) if one.plan == plan else None)
+        plan, after_s, act = job.plan, needs_s(job), self.finish
+        if self.store.shared and first_s(job) < job.work_s - job.base_s - SAME_S:
+            after_s, act = first_s(job), self.save_and_go_on
+        self.for_job(job, after_s, lambda one: act(one) if one.plan == plan else None)
 
     def finish(self, job: Job) -> None:
         self.enter(job, "done")
@@ -239,7 +250,10 @@ class _Run(Stage):
             self.counts["checkpoints"] += 1
             then(one)
 
-        self.for_job(job, self.save_s(job), saved)
+        self.store.save(job, saved)
+
+    def save_and_go_on(self, job: Job) -> None:
+        self.save(job, self.go_on)
 
     # What happens
 
@@ -272,7 +286,7 @@ class _Run(Stage):
             return False  # they are on their way
         chosen: list[tuple[Job, str]] = []
         # One that is being moved or has failed is soon where it can be asked.
-        able = [one for one in lower if one.phase in ("starting", "working") and not one.going]
+        able = [one for one in lower if one.phase in ("starting", "working", "saving") and not one.going]
         for one in sorted(able, key=lambda one: one.rank)[::-1]:
             if have >= job.kind.nodes:
                 break
@@ -285,9 +299,10 @@ class _Run(Stage):
             return False
         for one, how in chosen:
             self.counts["preemptions"] += 1
-            if how == "checkpoint" and one.phase == "working":
+            if how == "checkpoint" and one.phase != "starting":
                 one.going = True
-                self.save(one, self.preempted)
+                if one.phase == "working":
+                    self.save(one, self.preempted)
             else:
                 self.kill(one, "preempted")
         return len(self.nodes.usable()) >= job.kind.nodes
@@ -333,7 +348,7 @@ class _Run(Stage):
         self.failed_at.setdefault(job.number, self.env.now)
         detection_s = 0.0 if told else self.cost(self.config.costs.detection)
         self.enter(job, "detecting")
-        if self.storage is not None and incident.severity >= SEVERITY[self.storage.lost_with]:
+        if self.store.lost_with(incident):
             job.kept_s = 0.0
         self.drop(job)
         self.tell(job, "failure", incident)
@@ -350,6 +365,9 @@ class _Run(Stage):
         self.schedule()
 
     def warn(self, job: Job, said: Announcement) -> None:
+        if job.phase == "saving":
+            job.later.append(lambda: self.warn_late(job, said))
+            return
         actions = self.tell(job, said.kind, said)
         wants = [type(action) for action in actions]
         saves = [action for action in actions if isinstance(action, Checkpoint)]
@@ -360,7 +378,12 @@ class _Run(Stage):
             if saves:
                 self.while_there(job, saves[0].delay_s, self.leave)
         elif saves:
-            self.while_there(job, saves[0].delay_s, lambda one: self.save(one, self.resume))
+            self.while_there(job, saves[0].delay_s, self.save_and_go_on)
+
+    def warn_late(self, job: Job, said: Announcement) -> None:
+        lead_s = said.at_s + said.lead_s - self.env.now
+        if lead_s > 0 and any(node in said.nodes for node in job.nodes):
+            self.warn(job, dataclasses.replace(said, lead_s=lead_s))
 
     def leave(self, job: Job) -> None:
         job.going = True
@@ -384,7 +407,7 @@ class _Run(Stage):
         self.nodes.free = [node for node in self.nodes.free if node not in new]
         self.nodes.user.update(dict.fromkeys(new, job))
         job.nodes = sorted([*keep, *new])
-        self.for_job(job, self.cost(self.config.costs.migrate), self.resume)
+        self.for_job(job, self.cost(self.config.costs.migrate), self.go_on)
 
     # The whole
 

@@ -243,10 +243,10 @@ def test_the_same_failures_come_whatever_the_policy() -> None:
         ("migrate", {"interval": 900}), ("requeue", {"interval": 900}), ("event", {"interval": 900}),
         ("periodic", {"interval": 100}),
     ]),
-    st.floats(0, 200), st.floats(0.5, 5),
+    st.floats(0, 200), st.floats(0.5, 5), st.booleans(),
 )  # fmt: skip
 def test_no_second_of_a_job_is_lost(
-    seed: int, policy: tuple[str, dict[str, Any]], cost_s: float, days: float
+    seed: int, policy: tuple[str, dict[str, Any]], cost_s: float, days: float, shared: bool
 ) -> None:
     work = Queue(
         (
@@ -264,7 +264,7 @@ def test_no_second_of_a_job_is_lost(
         ),
         repair=Lognormal(2 * HOUR, 1.0),
         notices=(Maintenance(Exponential(DAY), 2, 600.0, Fixed(HOUR)),),
-        storage=(Storage("remote", write_bps=1e7, read_bps=1e7),),
+        storage=(Storage("remote", write_bps=1e7, read_bps=1e7, shared=shared),),
         costs=Costs(
             startup=Constant(cost_s), restart=Constant(cost_s), detection=Constant(cost_s / 2),
             migrate=Constant(cost_s),

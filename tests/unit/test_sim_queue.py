@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sim.policies.base import Action, Event, SetInterval, State
 from sim.studies.config import (
     Cluster,
     Config,
+    Costs,
     JobClass,
     Maintenance,
     NodeFailures,
@@ -182,3 +184,74 @@ def test_a_checkpoint_under_way_ends_whatever_the_interval_becomes() -> None:
     # At 55 s the first has half its stall; the next comes after 400 s of work.
     assert out.metrics["checkpoints"] == 2
     assert out.metrics["time_in_system.long_s"] == pytest.approx(520.0)
+
+
+SHARED: dict[str, Any] = {"storage": (Storage("s", write_bps=10.0, read_bps=20.0, shared=True),)}
+
+
+def two(work_s: float = 250.0) -> Queue:
+    """Two jobs of a node, whose checkpoints of 100 bytes fall together."""
+    return Queue((JobClass("a", 1, Fixed(work_s), most=2),), state_bytes=100.0)
+
+
+def test_jobs_that_save_or_restore_at_once_share_the_bandwidth() -> None:
+    every = {"interval": 100.0}
+    assert play(two(), 2, "periodic", every, **SHARED).metrics["time_in_system_s"] == pytest.approx(290.0)
+    alone = play(two(), 1, "periodic", every, **SHARED)
+    assert alone.metrics["makespan_s"] == pytest.approx(2 * 270.0)
+    # Both fail at 130 s, 10 s after a checkpoint, and read it back together.
+    faults = TraceFailures("by hand", ((130.0, 10.0, 0), (130.0, 10.0, 1)), 1e9)
+    out = play(two(), 2, "periodic", every, failures=(faults,), **SHARED)
+    assert out.metrics["time_in_system_s"] == pytest.approx(130.0 + 10.0 + 10.0 + 100.0 + 20.0 + 50.0)
+    # One fails after half of a shared save and leaves all the bandwidth to the other, then begins anew.
+    fault = TraceFailures("by hand", ((105.0, 1e6, 0),), 1e9)
+    out = play(two(), 2, "periodic", every, failures=(fault,), **SHARED)
+    assert out.buckets["lost_work"] == pytest.approx(100.0)
+    assert out.metrics["makespan_s"] == pytest.approx(100.0 + 12.5 + 100.0 + 10.0 + 50.0 + 270.0)
+
+
+def test_a_job_of_higher_priority_waits_for_the_saves_of_all() -> None:
+    for nodes, waits_s in ((4, 10.0), (2, 20.0), (1, 40.0)):
+        low = JobClass("low", nodes, Fixed(1000.0), most=4 // nodes)
+        work = Queue((low, JobClass("high", 4, Fixed(50.0), 1, Fixed(500.0), 1)), state_bytes=100.0)
+        out = play(work, 4, "preemption", {"how": "checkpoint"}, **SHARED)
+        assert out.metrics["time_in_system.high_s"] == pytest.approx(waits_s + 50.0)
+
+
+def test_a_save_under_way_makes_room_as_it_ends() -> None:
+    low, high = JobClass("low", 2, Fixed(250.0), most=1), JobClass("high", 2, Fixed(50.0), 1, Fixed(105.0), 1)
+    for how, high_s, low_s in (("checkpoint", 55.0, 315.0 + 10.0 + 5.0 - 5.0), ("kill", 50.0, 425.0)):
+        options = {"how": how, "interval": 100.0}
+        out = play(Queue((low, high), state_bytes=100.0), 2, "preemption", options, **SHARED)
+        assert out.metrics["time_in_system.high_s"] == pytest.approx(high_s)
+        assert out.metrics["time_in_system.low_s"] == pytest.approx(low_s)
+
+
+def drained(work: Queue, lead_s: float, name: str, options: dict[str, Any], **more: Any) -> Outcome:
+    """Two machines, of which maintenance takes the one that the first job has after 1,000 s."""
+    notices = (Maintenance(Fixed(1000.0), 1, lead_s, Fixed(1e6)),)
+    costs = Costs(migrate=Constant(7.0))
+    config = Config(
+        Cluster(2), work, PolicySpec("none"), notices=notices, costs=costs, horizon_s=1500.0, **more
+    )
+    for seed in range(20):
+        out = queue.run(replace(config, seed=seed), Streams(seed, 0), registry.make(name, options), False)
+        if out.metrics["migrations"]:
+            return out
+    raise AssertionError("it never moves")
+
+
+def test_a_notice_during_a_save_is_heard_at_its_end() -> None:
+    work = Queue((JobClass("a", 1, Fixed(2000.0), most=1),), state_bytes=100.0)
+    # The eighth save goes from 870 to 880 s.
+    out = drained(work, 125.0, "migrate", {"interval": 100.0}, **SHARED)
+    assert out.buckets["migration"] == pytest.approx(7.0)
+    assert out.buckets["lost_work"] == 0
+
+
+def test_a_job_that_moves_is_asked_to_make_room_afterwards() -> None:
+    classes = JobClass("low", 1, Fixed(2000.0), most=1), JobClass("high", 1, Fixed(50.0), 1, Fixed(883.0), 1)
+    options = {"how": "checkpoint", "base": {"name": "migrate", "interval": 1e9}}
+    out = drained(Queue(classes), 120.0, "preemption", options, storage=(level("s", "nothing", 10.0),))
+    # It moves until 887 s and is saved until 897 s.
+    assert out.metrics["time_in_system.high_s"] == pytest.approx(14.0 + 50.0)
