@@ -17,7 +17,7 @@ FOREIGN = (b"restore.criu.org/",)
 PODS = (b"io.kubernetes.cri",)
 
 _HELD_VERBS = ("start", "state", "exec", "pause", "resume")
-_STOPPING_VERBS = ("state", "delete", "features")
+_STOPPING_VERBS = ("state", "kill", "delete", "features")
 _SIGPIPE = 13
 _SIGXFSZ = 25
 

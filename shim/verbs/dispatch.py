@@ -28,7 +28,7 @@ VERBS = {
     "state": "shim.verbs.state",
 }
 
-ALWAYS = frozenset({"delete", "features", "state"})
+ALWAYS = frozenset({"delete", "features", "kill", "state"})
 """Served by the real runtime if torpor cannot: containers must stop however broken torpor is.
 
 But not one that torpor keeps for a good reason.

@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-from shim import bundle, state
+from shim import bundle, log, state
 from shim.errors import ShimError, UsageError
 from shim.verbs.context import Context
 
@@ -20,7 +20,7 @@ _NOT_RUNNING = "container not running"
 
 
 def serve(context: Context) -> int | None:
-    """Send the signal. Raises ShimError."""
+    """Send the signal; the exit status. Raises ShimError where only the real runtime can know."""
     if (context.directory / state.HELD).exists():
         return _kill_held(context)
     sandbox_id = _half_a_pod(context)
@@ -37,7 +37,14 @@ def serve(context: Context) -> int | None:
         cause = _NOT_RUNNING
     elif "file does not exist" in cause:
         cause = "container does not exist"
-    raise ShimError(f"could not kill container '{context.container_id}': {cause}")
+    return _refuse(context, cause)
+
+
+def _refuse(context: Context, cause: str) -> int:
+    """Tell it here: an error that is raised hands the call over, and runsc has other words."""
+    message = f"could not kill container '{context.container_id}': {cause}"
+    log.runtime_error(message, log_path=context.call.log, log_format=context.call.log_format)
+    return 1
 
 
 def _half_a_pod(context: Context) -> str:
@@ -103,7 +110,7 @@ def _kill(context: Context, pid: int | None, number: int) -> int:
             raise ProcessLookupError
         os.kill(pid, number)
     except ProcessLookupError:
-        raise ShimError(f"could not kill container '{context.container_id}': {_NOT_RUNNING}") from None
+        return _refuse(context, _NOT_RUNNING)
     return 0
 
 
