@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -130,6 +131,13 @@ def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeSt
         bundle_path=Path(raw["bundle"]),
         raw=raw,
     )
+
+
+def runs(runtime_path: Path, root: str, container_id: str) -> bool:
+    """Whether the runtime says that a container runs; False also if it says nothing."""
+    with contextlib.suppress(ShimError):
+        return runtime_state(runtime_path, root, container_id).status == "running"
+    return False
 
 
 def hostname(uts_path: Path, new: str | None = None) -> str:

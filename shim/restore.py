@@ -374,20 +374,31 @@ def clear(config: Config, target: Target) -> bool:
     if found is not None and found.phase == "restoring":
         if there == "paused":  # its engine was through, and nobody has heard of it
             _end(target)
-        network.clear(config, directory, target.settings.search_path)
-        spec = bundle.read_spec(target.bundle_path)
-        uts_path = bundle.namespace_path(spec, "uts")
-        if uts_path and found.hostname:
-            with contextlib.suppress(OSError):
-                bundle.hostname(uts_path, found.hostname)
-        backup_path = directory / BACKUP
-        if backup_path.is_dir() and found.bundle == str(target.bundle_path):
-            undo_apply(find_rootfs(target.bundle_path, str(bundle.rootfs_path(Path(), spec))), backup_path)
+        undo_around(config, found, directory, target.settings.search_path)
     # The lock stays: it is held.
     for entry in directory.iterdir():
         if entry.name != state.LOCK:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     return False
+
+
+def undo_around(config: Config, found: ContainerState, directory: Path, search_path: str) -> None:
+    """Undo what a killed restore did around its engine's part, which is undone: nothing runs any more.
+
+    directory: torpor's state of the container. search_path: of its engine. Raises NotUndone, ImageError.
+    """
+    network.clear(config, directory, search_path)
+    bundle_path = Path(found.bundle)
+    if not (bundle_path / bundle.CONFIG).exists():
+        return  # the caller has removed it, and the root file system with it
+    spec = bundle.read_spec(bundle_path)
+    uts_path = bundle.namespace_path(spec, "uts")
+    if uts_path and found.hostname:
+        with contextlib.suppress(OSError):
+            bundle.hostname(uts_path, found.hostname)
+    backup_path = directory / BACKUP
+    if backup_path.is_dir():
+        undo_apply(find_rootfs(bundle_path, str(bundle.rootfs_path(Path(), spec))), backup_path)
 
 
 def _restore(

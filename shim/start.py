@@ -10,7 +10,8 @@ from pathlib import Path
 
 from engines import registry
 from engines.api import CheckpointEngine, EngineSettings, Judge, ReleaseRequest, RestoreRequest
-from shim import bundle, log, state
+from engines.processes import start_time
+from shim import bundle, log, signals, state
 from shim.config import Config
 from shim.errors import ShimError, Undecided
 from shim.state import ContainerState
@@ -20,8 +21,9 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
     """Let a held container run; False if it is not held.
 
     The image is consumed before the first task runs: should the node die in between, the mark must be cleared
-    by hand, but the job never runs twice. Raises AdmissionRefused if another container was started from the
-    image meanwhile, Undecided, EngineError; a restore that failed here leaves nothing of the container.
+    by hand, but the job never runs twice. A call that was killed can be repeated. Raises AdmissionRefused if
+    another container was started from the image meanwhile, ShimError if the held one has died, Undecided,
+    EngineError; a restore that failed here leaves nothing of the container.
     """
     with state.locked(directory, wait_s=5.0):
         found = state.load(directory)
@@ -34,11 +36,15 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
             if found.promised:
                 _await(found)
             if "held-restore" in engine.capabilities:
+                runs = _runs(config, found)
+                signals.too_late()
                 if found.use == "move":
                     _consume(config, found)
                 if found.promised:
                     _open(config, directory, found, settings)
-                engine.release(ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s))
+                if not runs:
+                    request = ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s)
+                    engine.release(request)
             else:
                 _restore(config, engine, directory, found)
         except ShimError as error:
@@ -56,6 +62,20 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
         verdict="running",
     )
     return True
+
+
+def _runs(config: Config, found: ContainerState) -> bool:
+    """Whether it runs already, as where a `start` was killed that had let it run; else it is held.
+
+    Raises ShimError if it does neither: then its image is not to be used up.
+    """
+    there = bundle.runtime_state(config.runtime_path, found.root, found.container_id)
+    if there.status not in {"paused", "running"} or not start_time(there.pid):
+        raise ShimError(
+            f"could not start container '{found.container_id}': it was killed before it ran; delete it and "
+            "create it again"
+        )
+    return there.status == "running"
 
 
 def _await(found: ContainerState) -> None:
@@ -102,6 +122,7 @@ def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: C
                     timeout_s=config.restore_timeout_s,
                 )
             )
+            signals.too_late()
     except ShimError:  # nothing was touched
         raise
     except BaseException as error:

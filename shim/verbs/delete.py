@@ -20,8 +20,9 @@ _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 def serve(context: Context) -> int | None:
     """Delete the container, then forget it.
 
-    A held container counts as created, so it needs no --force. What a killed restore left behind (tasks,
-    mounts, network lock) is removed first; with --force a restore at work is interrupted.
+    A held container counts as created, so it needs no --force. What a killed restore left behind is undone:
+    tasks, mounts and network lock, then addresses, host name and root file system. With --force a restore at
+    work is interrupted.
     """
     force = "force" in context.call.options
     directory = context.directory
@@ -40,14 +41,12 @@ def serve(context: Context) -> int | None:
         if engine is not None:
             with contextlib.suppress(EngineUnavailable):  # gone from the node, and what it left with it
                 context.engine(engine).undo(context.container_id)
-        if found is not None and found.phase == "restoring":
-            from shim import network  # seldom
-
-            network.clear(context.config, directory, context.engine_settings.search_path)
         held = (directory / state.HELD).exists() or (found is not None and found.phase != "running")
         attended = (directory / state.ATTENDANT).exists()
+        if held and not force:  # one that runs is not: a `start` that had let it run was killed
+            force = not bundle.runs(context.config.runtime_path, context.call.root, context.container_id)
         # A caller that saw the attendant end takes the container for ended.
-        flags = ("--force",) if force or held or (attended and _unattended(directory)) else ()
+        flags = ("--force",) if force or (attended and _unattended(directory)) else ()
         if attended and flags:  # before: it may be in a control group that the runtime removes
             from shim import attendant
 
@@ -64,7 +63,12 @@ def serve(context: Context) -> int | None:
         if answer.returncode and "does not exist" not in answer.stderr:
             cause = answer.stderr.strip().rpartition("\n")[2]
             raise ShimError(f"could not delete container '{context.container_id}': {cause}")
-        if guest:  # now that no socket of its is left
+        # Now that no socket of its is left, and nothing holds its root file system.
+        if found is not None and found.phase == "restoring":
+            from shim import restore  # seldom
+
+            restore.undo_around(context.config, found, directory, context.engine_settings.search_path)
+        elif guest:
             from shim import network
 
             network.clear(context.config, directory, context.engine_settings.search_path)

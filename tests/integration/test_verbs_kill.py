@@ -6,16 +6,19 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shim.bundle import hostname
 from shim.images.manifest import parse_manifest
 from shim.images.seal import check_files
 from tests.support import soak
 from tests.support.containers import (
+    CHECKOUT,
     SEARCH_PATH,
     Lab,
     Output,
@@ -270,3 +273,78 @@ def test_a_container_with_a_user_namespace_wakes_from_the_store(scene: Scene) ->
     until(lambda: output.last_tick() > first.last_tick())
     assert scene.call("delete", "--force", container_id).wait(30) == 0
     assert not scene.residue(container_id)
+
+
+# When the container is to be noted as held, or as running, the call is killed.
+KILLED = """
+import os, signal
+from shim import entry, state
+
+advance = state.advance
+
+def killed(directory, found, phase):
+    if phase == {phase!r}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advance(directory, found, phase)
+
+state.advance = killed
+entry.main({conf!r}, "RUNTIME", "")
+"""
+
+
+def killed_at(scene: Scene, phase: str, *words: str | Path) -> None:
+    """A call of torpor-runtime that is killed in front of its last step."""
+    code = KILLED.format(phase=phase, conf=str(scene.torpor.conf_path))
+    argv = ["0", "torpor-runtime", "--root", str(scene.lab.runc.root), *map(str, words)]
+    environment = {**os.environ, "PATH": SEARCH_PATH}
+    done = subprocess.run([sys.executable, "-c", code, *argv], check=False, env=environment, cwd=CHECKOUT)
+    assert done.returncode == -signal.SIGKILL
+    scene.settle()
+
+
+def test_delete_undoes_all_of_a_killed_restore(scene: Scene) -> None:
+    """The pod's host name and root file system are the next container's."""
+    name = scene.lab.new_id()
+    first = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: first.last_tick() > 0)
+    scene.torpor("checkpoint", name, "--root", scene.lab.runc.root, "--name", "web", "--stop")
+    scene.lab.runc.delete(name)
+    uts_path = scene.lab.path / "uts"
+    uts_path.touch()
+    command("unshare", f"--uts={uts_path}", "hostname", "pod")
+    scene.lab.on_close(lambda: command("umount", uts_path, check=False))
+    container_id = scene.lab.new_id("t")
+    target = scene.bundle(container_id, annotations={"torpor.dev/restore-from": "web"})
+    document = json.loads((target / "config.json").read_text())
+    uts = next(kind for kind in document["linux"]["namespaces"] if kind["type"] == "uts")
+    uts["path"] = str(uts_path)
+    (target / "config.json").write_text(json.dumps(document))
+    killed_at(scene, "held", "create", "--bundle", target, "--pid-file", target / "pid", container_id)
+    assert scene.lab.runc.state(container_id)["status"] == "paused"
+    assert (target / "rootfs" / "data" / "log").exists()
+    hostname(uts_path, "box")  # as CRIU has left it, where the call is killed a little earlier
+    assert scene.call("delete", container_id).wait(30) == 0
+    assert not (target / "rootfs" / "data" / "log").exists()
+    assert hostname(uts_path) == "pod"
+    until(lambda: not scene.residue(container_id), what=f"{scene.residue(container_id)}")
+
+
+def test_a_start_that_was_killed_is_carried_through_by_the_next(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    first = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: first.last_tick() > 0)
+    scene.torpor("checkpoint", name, "--root", scene.lab.runc.root, "--name", "web", "--stop")
+    scene.lab.runc.delete(name)
+    container_id, output = scene.lab.new_id("t"), Output()
+    target = scene.bundle(container_id, annotations={"torpor.dev/restore-from": "web"})
+    words = ("create", "--bundle", target, "--pid-file", target / "pid", container_id)
+    assert scene.call(*words, output=output).wait(60) == 0, output.text
+    killed_at(scene, "running", "start", container_id)
+    until(lambda: output.last_tick() > first.last_tick())
+    assert scene.call("delete", container_id).wait(30) == 1
+    assert scene.lab.runc.state(container_id)["status"] == "running"
+    assert scene.call("start", container_id).wait(30) == 0
+    assert scene.call("pause", container_id).wait(30) == 0
+    assert scene.call("delete", "--force", container_id).wait(30) == 0
+    assert not scene.residue(container_id)
+    assert len(list(scene.torpor.store_path.glob("consumed/*"))) == 1
