@@ -124,13 +124,17 @@ def command(
     log.audit(
         node.config.store_path, "restore", container=name, image=held.image, verdict="held", warnings=warnings
     )
-    # Before it runs: it may end at once. An engine that restores in `start` has seen it run.
-    early = held.phase == "held"
-    pid = bundle.runtime_state(node.config.runtime_path, root, name).pid if early else 0
     try:
+        # Before it runs: it may end at once. An engine that restores in `start` has seen it run.
+        early = held.phase == "held"
+        pid = bundle.runtime_state(node.config.runtime_path, root, name).pid if early else 0
         start(node.config, name, directory, target.settings)
         if not detach:
             pid = pid or bundle.runtime_state(node.config.runtime_path, root, name).pid
+    except BaseException:
+        if not bundle.runs(node.config.runtime_path, root, name):
+            _remove(node, root, name, directory)  # there is no caller who would
+        raise
     finally:
         streams.back()
     if not detach:
@@ -180,7 +184,11 @@ def _wait(node: Node, root: str, name: str, pid: int, directory: Path) -> int:
         child, status = os.wait()
         if child == pid:
             break
-    bundle.ask_runtime(node.config.runtime_path, ("--root", root), "delete", "--force", name)
-    state.remove(directory)
+    _remove(node, root, name, directory)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def _remove(node: Node, root: str, name: str, directory: Path) -> None:
+    bundle.ask_runtime(node.config.runtime_path, ("--root", root), "delete", "--force", name)
+    state.remove(directory)
