@@ -34,7 +34,7 @@ from engines.api import (
 from netmig.errors import NetworkError
 from shim import annotations, bundle, identity, log, prospects, signals, state, timing
 from shim.config import Config, engine_settings
-from shim.errors import ShimError
+from shim.errors import NoContainer, ShimError
 from shim.images import layout, rootfs
 from shim.images.documents import decode, encode, encode_needs
 from shim.images.layout import Reference
@@ -176,14 +176,12 @@ def into_store(
             "choose another name, or --replace it",
             after="running",
         )
-    committed = False
+    committed: list[Image] = []
 
     def commit(manifest: Manifest) -> None:
-        nonlocal committed
-        if stop:  # until the engine has ended it, the source may yet run on
-            write_file(staged / layout.PENDING, _pending(source))
-        store.commit(staged, reference, manifest=manifest, replace=replace)
-        committed = True
+        # Pending until the engine is at its end: the source may yet die, or have to run on.
+        pending = _pending(source)
+        committed.append(store.commit(staged, reference, manifest=manifest, replace=replace, pending=pending))
 
     def tell(verdict: str, **more: str) -> None:
         name = str(reference)
@@ -210,19 +208,16 @@ def into_store(
         try:
             _, timings = take(source, config, wanted, commit)
         except BaseException as error:
-            if committed and _lives(source.settings, source.container_id):
-                store.withdraw(staged, reference)
-            elif committed:  # it failed too late, and the image is all there is
-                store.settled(reference)
+            for image in committed:
+                with contextlib.suppress(ShimError):  # not to be told now: left to `settle`
+                    _decide(store, image, staged, source.settings, source.container_id)
             tell(f"failed: {error}")
             raise
-        store.settled(reference)
-        image = store.resolve(reference)
-        if stop and keep_tcp:
-            failed = _keep_place(store, image, source.settings.search_path)
-            if failed and timings.dump:
-                dump = replace_fields(timings.dump, warnings=(*timings.dump.warnings, *failed))
-                timings = replace_fields(timings, dump=dump)
+        (image,) = committed
+        failed = _conclude(store, image, source.settings.search_path)
+        if failed and timings.dump:
+            dump = replace_fields(timings.dump, warnings=(*timings.dump.warnings, *failed))
+            timings = replace_fields(timings, dump=dump)
         with contextlib.suppress(OSError):  # the image is whole without them
             write_file(image.path / layout.TIMINGS, timing.encode(timings))
             for name in (layout.DUMP_LOG, layout.STATS_DUMP):
@@ -238,18 +233,34 @@ def into_store(
     return image, timings
 
 
-def _keep_place(store: Store, image: Image, search_path: str) -> tuple[str, ...]:
-    """Let a container that sleeps find its address free and its peers waiting; what failed, in sentences.
+def _decide(store: Store, image: Image, trash: Path, settings: EngineSettings, container_id: str) -> str:
+    """Take a pending image back if its source lives, else let it be used. trash: see `Store.withdraw`.
 
-    CRIU's own lock keeps the peers waiting only for as long as the pod is there.
+    Returns the verdict in words. Raises ImageError, ShimError; then it is pending still.
     """
-    from shim import leases, peers
+    if _lives(settings, container_id):
+        store.withdraw(image, trash)
+        return "withdrawn: its source lives"
+    failed = _conclude(store, image, settings.search_path)
+    return "; ".join(("kept: its source is gone", *failed))
 
-    failed = peers.guard_sleeping(image.needs, search_path)
-    try:
-        leases.sleep(store, image)
-    except (EngineError, NetworkError, ShimError) as error:
-        return (*failed, f"its addresses may be given to another pod: {error}")
+
+def _conclude(store: Store, image: Image, search_path: str) -> tuple[str, ...]:
+    """Bring a checkpoint to its end: the image may be used. Returns what failed beside it, in sentences.
+
+    A container that sleeps with its connections is to find its address free and its peers waiting. CRIU's own
+    lock keeps the peers waiting only for as long as the pod is there.
+    """
+    failed: tuple[str, ...] = ()
+    if image.manifest.keep_tcp and not image.manifest.leave_running:
+        from shim import leases, peers
+
+        try:
+            failed = peers.guard_sleeping(image.needs, search_path)
+            leases.sleep(store, image)
+        except (EngineError, NetworkError, ShimError, OSError) as error:
+            failed += (f"its addresses may be given to another pod: {error}",)
+    store.settled(image)  # last: whoever is killed before has it repeated by `settle`
     return failed
 
 
@@ -293,22 +304,18 @@ def settle(config: Config, store: Store) -> None:
             theirs, find_tools(config.tools_path), pending.root, Path(pending.directory)
         )
         registry.create(image.manifest.engine.name, settings).undo(pending.container_id)
-        alive = _lives(settings, pending.container_id)
-        verdict = "withdrawn: its source lives" if alive else "kept: its source is gone"
-        if alive:
-            store.remove(replace_fields(image.reference, digest=None))
-        else:
-            store.settled(image.reference)
+        with store.staging() as trash:
+            verdict = _decide(store, image, trash, settings, pending.container_id)
         log.audit(config.store_path, "settle", image=str(image.reference), verdict=verdict)
 
 
 def _lives(settings: EngineSettings, container_id: str) -> bool:
-    """Whether the source of an image is there to run on."""
+    """Whether the source of an image is there to run on. Raises ShimError if its runtime does not tell."""
     try:
         found = bundle.runtime_state(settings.runtime_path, str(settings.root_path), container_id)
-        return found.status in {"running", "paused"}
-    except ShimError:
+    except NoContainer:
         return False
+    return found.status != "stopped"
 
 
 def _leave_logs(directory: Path, wanted: Wanted, *, failed: bool) -> None:
@@ -397,10 +404,11 @@ class _Job:
         except BaseException:
             self._join()
             # A caller's directory: the engine found it empty, so that all that is in it is this call's. The
-            # store's staging goes by itself, and may hold an image that was replaced and comes back.
+            # store's staging goes by itself.
             ours = self._reached and self.wanted.extras_path.parent == self.wanted.image_path
-            if ours and (not self._told or _lives(self.source.settings, self.source.container_id)):
-                _empty(self.wanted.image_path)
+            with contextlib.suppress(ShimError):  # not to be told: the image may be all there is
+                if ours and (not self._told or _lives(self.source.settings, self.source.container_id)):
+                    _empty(self.wanted.image_path)
             raise
         return stats
 

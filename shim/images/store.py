@@ -2,6 +2,7 @@
 
     STORE/images/<namespace or _>/<name>/   one image (see layout.py)
     STORE/staging/<random>/                 an image in the making, or one on its way out
+    STORE/replaced/<namespace or _>:<name>/ what an image took the place of whose checkpoint may yet fail
     STORE/consumed/<digest>                 a `move` image that was restored
     STORE/lock                              held while names change
 
@@ -16,9 +17,8 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +26,12 @@ from pathlib import Path
 from engines.api import ImageCorrupt, ImageError, ImageExists, Needs
 from shim.errors import AdmissionRefused, ShimError, UnknownImage, Unsettled
 from shim.images.beneath import exchange, read_plain
+from shim.images.directories import check_mode, is_open, make_directory, sync_directory, unused
 from shim.images.documents import MAX_DOCUMENT_BYTES, decode_needs
 from shim.images.layout import CHECKPOINT, MANIFEST, NEEDS, NO_NAMESPACE, PENDING, Reference, check_name
 from shim.images.manifest import FileDigest, Manifest, digest_of, parse_manifest
 from shim.images.seal import OnBytes, cause_of, check_files, list_files, seal, write_file
 from shim.log import now
-
-_UNSAFE_BITS = 0o077
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,7 @@ class Store:
         *,
         manifest: Manifest | None = None,
         replace: bool = False,
+        pending: bytes | None = None,
         known: Mapping[str, FileDigest] | None = None,
         on_bytes: OnBytes | None = None,
     ) -> Image:
@@ -108,8 +108,9 @@ class Store:
 
         manifest: seal the directory with it (hashes every file); None if it was sealed before, then names
         and sizes are compared. replace: an existing image of the name gives way, in one step where the file
-        system can. known: digests that were just checked. on_bytes: progress of hashing. Raises ImageExists,
-        ImageCorrupt, ImageError; then nothing is left.
+        system can. pending: whose checkpoint it is, where that may yet fail: nobody may use the image, nor is
+        the replaced one gone, before it is `settled` or withdrawn. known: digests that were just checked.
+        on_bytes: progress of hashing. Raises ImageExists, ImageCorrupt, ImageError; then nothing is left.
         """
         check_name(reference.name)
         if reference.namespace:
@@ -119,6 +120,9 @@ class Store:
             if os.path.lexists(destination) and not replace:
                 raise self._exists(reference)
             checkpoint_path = staged / CHECKPOINT
+            (staged / PENDING).unlink(missing_ok=True)  # an archive may bring one
+            if pending is not None:
+                write_file(staged / PENDING, pending)
             if manifest is not None:
                 seal(
                     manifest,
@@ -139,7 +143,7 @@ class Store:
                     f"could not commit image '{reference}': its digest is {image.digest}; ask for that one"
                 )
             with self._locked():
-                _make_directory(destination.parent)
+                make_directory(destination.parent)
                 self._put(staged, destination, reference, replace=replace)
         except OSError as error:
             raise ImageError(f"could not commit image '{reference}': {cause_of(error)}") from error
@@ -154,34 +158,62 @@ class Store:
                 raise
             if not replace:
                 raise self._exists(reference) from error
-            with _unused(destination, reference):
-                self._swap(staged, destination)
-        _sync_directory(destination.parent)
-        _sync_directory(self._staging)
+            pending = (staged / PENDING).exists()
+            old = self._old(reference) if pending else staged.with_suffix(".old")
+            if (destination / PENDING).exists() or old.exists():
+                raise ImageError(
+                    f"could not replace image '{reference}': its checkpoint is not at its end, or was cut "
+                    "short; try again, or remove it first"
+                ) from error
+            with unused(destination, reference):
+                # Out of `staged`, where an engine that fails late, or its guardian, removes what it wrote.
+                staged.rename(old)
+                if not exchange(old, destination):
+                    old.rename(staged)
+                    destination.rename(old)
+                    staged.rename(destination)
+            if not pending:
+                old.rename(staged)
+        for path in (destination.parent, self._staging, self._replaced):
+            sync_directory(path)
 
-    def _swap(self, staged: Path, destination: Path) -> None:
-        if not exchange(staged, destination):
-            trash, fd = self._new_staging(locked=True)
-            destination.rename(trash / "old")
-            staged.rename(destination)
-            shutil.rmtree(trash, ignore_errors=True)
-            os.close(fd)
+    def withdraw(self, image: Image, trash: Path) -> None:
+        """Take the commit of a pending image back; one that it replaced stands in its place again.
 
-    def withdraw(self, staged: Path, reference: Reference) -> None:
-        """Take the commit of a staging directory back; an image that it replaced stands in its place again.
-
-        Raises ImageError.
+        trash: a path in staging, absent or an empty directory, that the image gets. Nothing happens if
+        another call was first. Raises ImageError.
         """
-        destination = self._images / reference.directory
+        old = self._old(image.reference)
         try:
             with self._locked():
-                if staged.is_dir():
-                    self._swap(staged, destination)
+                pending = (image.path / PENDING).exists()
+                if not pending or self._load(image.path, image.reference).digest != image.digest:
+                    return
+                if old.exists() and exchange(old, image.path):
+                    old.rename(trash)
                 else:
-                    destination.rename(staged)
-                _sync_directory(destination.parent)
+                    image.path.rename(trash)
+                    with suppress(FileNotFoundError):
+                        old.rename(image.path)
+                sync_directory(image.path.parent)
         except OSError as error:
-            raise ImageError(f"could not withdraw image '{reference}': {cause_of(error)}") from error
+            raise ImageError(f"could not withdraw image '{image.reference}': {cause_of(error)}") from error
+
+    def _clear_replaced(self) -> None:
+        """Remove what was replaced for good, and put back what a call that was killed left without successor.
+
+        What cannot be done now is left to the next call.
+        """
+        with suppress(OSError, ImageError):
+            for old in self._replaced.iterdir():
+                path = self._images / old.name.replace(":", "/")
+                with self.staging() as trash, self._locked():
+                    unborn = (old / PENDING).exists()  # it never got its name, or lost it
+                    if unborn or (path.exists() and not (path / PENDING).exists()):
+                        old.rename(trash)
+                    elif not path.exists():
+                        make_directory(path.parent)
+                        old.rename(path)
 
     @staticmethod
     def _exists(reference: Reference) -> ImageExists:
@@ -190,11 +222,11 @@ class Store:
             "choose another name or replace it"
         )
 
-    def _new_staging(self, *, locked: bool = False) -> tuple[Path, int]:
+    def _new_staging(self) -> tuple[Path, int]:
         path = self._staging / os.urandom(8).hex()
         try:
             self.ensure()
-            with nullcontext() if locked else self._locked():  # else `recover` could come before the flock
+            with self._locked():  # else `recover` could come before the flock
                 path.mkdir(mode=0o700)
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,14 +269,14 @@ class Store:
         owners = {path: "" if path.parent.name == NO_NAMESPACE else path.parent.name for path in found}
         return [self._load(path, Reference(namespace=owners[path], name=path.name)) for path in found]
 
-    def settled(self, reference: Reference) -> None:
+    def settled(self, image: Image) -> None:
         """The checkpoint of an image has come to its end: it may be used. Raises ImageError."""
-        path = self._images / reference.directory
         try:
-            (path / PENDING).unlink(missing_ok=True)
-            _sync_directory(path)
+            (image.path / PENDING).unlink(missing_ok=True)
+            sync_directory(image.path)
         except OSError as error:
-            raise ImageError(f"could not settle image '{reference}': {cause_of(error)}") from error
+            raise ImageError(f"could not settle image '{image.reference}': {cause_of(error)}") from error
+        self._clear_replaced()
 
     @contextmanager
     def using(self, image: Image) -> Generator[None]:
@@ -258,7 +290,7 @@ class Store:
             raise UnknownImage(f"could not use image '{image.reference}': it is gone") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
-            if self.resolve(image.reference).digest != image.digest or not _is_open(image.path, fd):
+            if self.resolve(image.reference).digest != image.digest or not is_open(image.path, fd):
                 raise UnknownImage(
                     f"could not use image '{image.reference}': it was replaced meanwhile; try again"
                 )
@@ -287,7 +319,7 @@ class Store:
                     yield BrokenImage(path, reference, str(error))
 
     def _load(self, path: Path, reference: Reference) -> Image:
-        _check_mode(path)
+        check_mode(path)
         what = f"manifest of image '{reference}'"
         try:
             data = read_plain(path, MANIFEST, MAX_DOCUMENT_BYTES)
@@ -334,7 +366,7 @@ class Store:
                 if first is None:
                     write_file(draft, json.dumps(record).encode())
                     draft.rename(marker)
-                    _sync_directory(marker.parent)
+                    sync_directory(marker.parent)
         except OSError as error:
             raise ImageError(f"could not consume image '{image.reference}': {cause_of(error)}") from error
         if first not in {None, by}:
@@ -373,9 +405,11 @@ class Store:
         try:
             trash, fd = self._new_staging()
             try:
-                with self._locked(), _unused(path, reference):
+                with self._locked(), unused(path, reference):
+                    with suppress(FileNotFoundError):
+                        self._old(reference).rename(trash / "older")
                     path.rename(trash / "old")
-                    _sync_directory(path.parent)
+                    sync_directory(path.parent)
                     with suppress(OSError):
                         path.parent.rmdir()
                 shutil.rmtree(trash)
@@ -400,6 +434,7 @@ class Store:
             with self._locked():
                 for draft in self._consumed.glob(".*"):
                     draft.unlink()
+            self._clear_replaced()
         except OSError as error:
             raise ImageError(f"could not clean the store '{self.path}': {cause_of(error)}") from error
         return n_removed
@@ -429,6 +464,14 @@ class Store:
         return self.path / "staging"
 
     @property
+    def _replaced(self) -> Path:
+        return self.path / "replaced"
+
+    def _old(self, reference: Reference) -> Path:
+        """Where an image is kept that one of this name took the place of."""
+        return self._replaced / reference.directory.replace("/", ":")
+
+    @property
     def _consumed(self) -> Path:
         return self.path / "consumed"
 
@@ -442,12 +485,12 @@ class Store:
             with suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
         self._check_safe()
-        for path in (self._images, self._staging, self._consumed):
-            _make_directory(path)
+        for path in (self._images, self._staging, self._replaced, self._consumed):
+            make_directory(path)
 
     def _check_safe(self) -> None:
         if os.path.lexists(self.path):
-            _check_mode(self.path)
+            check_mode(self.path)
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -458,61 +501,3 @@ class Store:
             yield
         finally:
             os.close(fd)
-
-
-def _check_mode(path: Path) -> None:
-    """Refuse a directory that others can read or change: an image is root code and holds secrets."""
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise ShimError(f"could not use store '{path}': it is not a directory; move it away")
-    if status.st_uid != os.geteuid():
-        raise ShimError(
-            f"could not use store '{path}': it belongs to user {status.st_uid}, not {os.geteuid()}; "
-            "check who put it there, then chown it"
-        )
-    if status.st_mode & _UNSAFE_BITS:
-        raise ShimError(
-            f"could not use store '{path}': its mode is {stat.S_IMODE(status.st_mode):04o}; "
-            "check what is in it, then chmod it to 0700"
-        )
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        _check_mode(path)
-    else:
-        _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _is_open(path: Path, fd: int) -> bool:
-    """Whether the path still leads to the directory that is open."""
-    try:
-        return path.stat().st_ino == os.fstat(fd).st_ino
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def _unused(path: Path, reference: Reference) -> Generator[None]:
-    """Nobody restores the image in this directory, nor begins to. Raises ImageError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ImageError(
-            f"could not remove or replace image '{reference}': a container is being restored from it; "
-            "try again"
-        ) from error
-    finally:
-        os.close(fd)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from shim.images import layout
+from shim.images.store import Store
 from tests.integration.test_verbs_kill import Scene
 from tests.support import soak
 from tests.support.containers import SEARCH_PATH, lab, mounts_under, until
@@ -221,6 +222,43 @@ def test_a_restore_that_fails_behind_its_engine_is_undone(scene: Scene, end: str
     scene.torpor(*words)
     assert scene.lab.runc.state(target)["status"] == "running"
     scene.lab.runc.delete(target)
+
+
+# The checkpoint is killed when it has replaced an image, and before its source may die.
+REPLACED = """
+import os, signal
+from shim import signals
+from shim.cli.main import main
+
+signals.too_late = lambda: os.kill(os.getpid(), signal.SIGKILL)
+main()
+"""
+
+
+def test_a_killed_checkpoint_gives_back_what_it_replaced(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    output = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: output.last_tick() > 0)
+    words = ["checkpoint", name, "--root", str(scene.lab.runc.root), "--name"]
+    scene.torpor(*words, "web")
+    manifest = scene.torpor.image_path("web") / "manifest.json"
+    old = manifest.read_bytes()
+    killed = subprocess.run(
+        [sys.executable, "-c", REPLACED, *words, "web", "--stop", "--replace"],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, CONF_VARIABLE: str(scene.torpor.conf_path), "PATH": SEARCH_PATH},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    scene.settle()
+    assert manifest.read_bytes() != old
+    scene.torpor(*words, "other")
+    assert manifest.read_bytes() == old
+    store = Store(scene.torpor.store_path)
+    store.verify(store.resolve(layout.Reference(namespace="", name="web")), pages=True)
+    assert not list(scene.torpor.store_path.glob("replaced/*"))
+    scene.lab.runc.delete(name)
+    assert not scene.residue(name)
 
 
 def test_a_log_is_appended_to_and_an_error_is_told(scene: Scene) -> None:

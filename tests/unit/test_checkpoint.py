@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from engines.api import (
     Restored,
     RestoreRequest,
 )
-from shim import checkpoint, signals, state
+from engines.guard import remove_partial
+from shim import checkpoint, leases, signals, state
 from shim.checkpoint import Source, Wanted, into_store, take
 from shim.config import Config
-from shim.errors import Unsettled
+from shim.errors import ShimError, Unsettled
 from shim.images import layout
+from shim.images import store as store_module
 from shim.images.layout import Reference
 from shim.images.store import Store
 from shim.start import start
@@ -39,7 +42,7 @@ WEB = Reference(namespace="", name="web")
 
 
 class Engine:
-    """Dumps a word. fails: raise after the image was declared complete."""
+    """Dumps a word. fails: raise after the image was declared complete; what it wrote goes, as with CRIU."""
 
     name = "criu"
     capabilities = frozenset({"leave-running", "phases"})
@@ -60,11 +63,16 @@ class Engine:
         info = PhaseInfo(pid=1, netns_path=None, lock_table=None)
         request.on_phase("frozen", info)
         request.on_phase("dumped", info)
+        self.meanwhile()
         if self.fails:
+            remove_partial(request.image_path, made=True)
             raise DumpFailed(
                 "could not checkpoint container 'c': the end was missing; try again", after="running"
             )
         return DumpStats(frozen_s=0.1, total_s=0.2, image_bytes=3)
+
+    def meanwhile(self) -> None:
+        """What happens when the source may die."""
 
     def undo(self, container_id: str, /) -> None:
         self.undone.append(container_id)
@@ -95,10 +103,20 @@ class Place:
         )
         self.config = Config(runtime_path=self.runtime, state_path=path / "run", store_path=path / "store")
 
-    def lives(self, alive: bool) -> None:
+    def lives(self, alive: bool | None) -> None:
+        """What the runtime says of the container; None: it cannot say anything."""
         state = json.dumps({"id": "c", "status": "running", "pid": 1, "bundle": "/b"})
-        self.runtime.write_text(f"#!/bin/sh\n[ {alive:d} = 1 ] && echo '{state}'\n")
+        lacks = "container does not exist" if alive is not None else "Cannot allocate memory"
+        says = f"echo '{state}'" if alive else f"echo '{lacks}' >&2; exit 1"
+        self.runtime.write_text(f"#!/bin/sh\n{says}\n")
         self.runtime.chmod(0o755)
+
+    def settle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the next call does, when this process is as good as dead."""
+        with monkeypatch.context() as patch:
+            patch.setattr(registry, "create", lambda *_: Engine())
+            patch.setattr(state, "start_time", lambda _: "")
+            checkpoint.settle(self.config, self.store)
 
     def take(self, engine: Engine, **more: Any) -> str:
         self.monkeypatch.setattr(registry, "choose", lambda *_: engine)
@@ -137,6 +155,69 @@ def test_such_a_failure_gives_a_replaced_image_back(place: Place) -> None:
     place.store.verify(place.store.resolve(WEB), pages=True)
 
 
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "no-exchange"])
+def test_nor_does_it_go_while_others_clean_up_or_replace_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    class Crowded(Engine):
+        def meanwhile(self) -> None:
+            other = Store(place.store.path)
+            other.recover()
+            with other.staging() as staged:
+                shutil.copytree(copy, staged, dirs_exist_ok=True)
+                with pytest.raises(ImageError, match="not at its end"):
+                    other.commit(staged, WEB, replace=True)
+
+    if not exchanges:
+        monkeypatch.setattr(store_module, "exchange", lambda *_: False)
+    digest = place.take(Engine("old"))
+    copy = place.path / "copy"
+    shutil.copytree(place.store.resolve(WEB).path, copy)
+    place.lives(True)
+    with pytest.raises(DumpFailed):
+        place.take(Crowded("new", fails=True), replace=True)
+    assert place.store.resolve(WEB).digest == digest
+    place.store.verify(place.store.resolve(WEB), pages=True)
+    place.lives(False)
+    assert place.take(Engine("new"), replace=True) != digest
+    for where in ("staging", "replaced"):
+        assert os.listdir(place.store.path / where) == []
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["source-lives", "source-gone"])
+def test_a_kill_after_the_replacement_leaves_the_one_image_or_the_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    class Killed(Engine):
+        def checkpoint(self, request: CheckpointRequest, /) -> DumpStats:
+            dumped.write_text(str(request.image_path))
+            return super().checkpoint(request)
+
+        def meanwhile(self) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    dumped = place.path / "dumped"
+    old = place.take(Engine("old"))
+    child = os.fork()
+    if child == 0:
+        try:
+            place.take(Killed("new"), replace=True)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    remove_partial(Path(dumped.read_text()), made=True)  # so does the guardian
+    place.lives(alive)
+    place.store.recover()
+    with pytest.raises(Unsettled):
+        place.store.resolve(WEB)
+    place.settle(monkeypatch)
+    image = place.store.resolve(WEB)
+    place.store.verify(image, pages=True)
+    assert (image.digest == old) is alive
+    for where in ("staging", "replaced"):
+        assert os.listdir(place.store.path / where) == []
+
+
 def test_a_failure_after_the_source_has_died_leaves_the_image(place: Place) -> None:
     """It is all there is."""
     with pytest.raises(DumpFailed):
@@ -146,8 +227,41 @@ def test_a_failure_after_the_source_has_died_leaves_the_image(place: Place) -> N
     place.store.verify(image, pages=True)
 
 
-@pytest.mark.parametrize("alive", [True, False], ids=["source-lives", "source-gone"])
-def test_so_it_is_in_the_directory_of_a_caller(place: Place, alive: bool) -> None:
+def test_nobody_decides_while_the_runtime_cannot_be_asked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.lives(None)
+    with pytest.raises(DumpFailed):
+        place.take(Engine(fails=True))
+    for _ in range(2):
+        with pytest.raises(Unsettled):
+            place.store.resolve(WEB)
+        with pytest.raises(ShimError, match="Cannot allocate memory"):
+            place.settle(monkeypatch)
+    place.lives(False)
+    place.settle(monkeypatch)
+    assert place.store.resolve(WEB)
+
+
+def test_the_place_of_one_that_was_killed_is_kept_by_the_next_call(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "capabilities", frozenset({"phases", "tcp-established"}))
+    monkeypatch.setattr(leases, "sleep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        place.take(Engine(), keep_tcp=True)
+    monkeypatch.setattr(leases, "sleep", lambda _, image: kept.append(image.digest))
+    place.settle(monkeypatch)
+    assert kept == [place.store.resolve(WEB).digest]
+
+
+@pytest.mark.parametrize("alive", [True, False, None], ids=["source-lives", "source-gone", "who-knows"])
+def test_so_it_is_in_the_directory_of_a_caller(place: Place, alive: bool | None) -> None:
     place.lives(alive)
     place.monkeypatch.setattr(registry, "choose", lambda *_: Engine("last", fails=True))
     image_path = place.path / "image"
@@ -160,7 +274,7 @@ def test_so_it_is_in_the_directory_of_a_caller(place: Place, alive: bool) -> Non
     )
     with pytest.raises(DumpFailed):
         take(place.source, place.config, wanted, lambda _: None)
-    assert bool(list(image_path.iterdir())) is not alive
+    assert bool(list(image_path.iterdir())) is (alive is not True)
 
 
 def test_logs_that_cannot_be_left_do_not_spoil_a_checkpoint(

@@ -114,9 +114,8 @@ def load(store: Store, data: bytes, **options: object) -> Import:
 
 
 def nothing_left(store: Store) -> bool:
-    return [
-        path for path in store.path.rglob("*") if path.name not in {"lock", "images", "staging", "consumed"}
-    ] == []
+    kept = {"lock", "images", "staging", "replaced", "consumed"}
+    return [path for path in store.path.rglob("*") if path.name not in kept] == []
 
 
 @pytest.mark.parametrize(

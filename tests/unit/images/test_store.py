@@ -10,7 +10,7 @@ import pytest
 from engines.api import ImageCorrupt, ImageError, ImageExists, Needs
 from shim.errors import AdmissionRefused, ShimError, UnknownImage, UsageError
 from shim.images.documents import encode_needs
-from shim.images.layout import Reference, parse_reference
+from shim.images.layout import PENDING, Reference, parse_reference
 from shim.images.manifest import Manifest, Program, Rootfs, Source, build_manifest
 from shim.images.store import BrokenImage, Image, Store
 
@@ -204,6 +204,58 @@ def test_staging_is_cleaned_by_its_owner_and_after_a_death(store: Store) -> None
     (store.path / "staging" / "stale").mkdir(mode=0o700)
     assert store.recover() == 1
     assert list((store.path / "staging").iterdir()) == []
+
+
+def test_an_archive_does_not_say_whose_checkpoint_an_image_is(store: Store) -> None:
+    """The next call would undo what is named there."""
+    with store.staging() as staged:
+        (staged / "checkpoint").mkdir()
+        (staged / "needs.json").write_bytes(encode_needs(NEEDS))
+        (staged / PENDING).write_text("{}")
+        store.commit(staged, WEB, manifest=manifest())
+    assert store.resolve(WEB)
+    assert not store.unsettled()
+
+
+@pytest.mark.parametrize(
+    ("there", "replaced", "left"),
+    [
+        ("settled", "settled", "new"),
+        ("settled", "pending", "new"),  # killed when it was to take the name, or to give it back
+        ("pending", "settled", "both"),
+        ("gone", "settled", "old"),
+        ("gone", "pending", "none"),
+    ],
+)
+def test_what_a_killed_call_left_of_a_replacement_is_cleared(
+    store: Store, there: str, replaced: str, left: str
+) -> None:
+    old, path = put(store), store.path / "replaced" / "shop:web"
+    old.path.rename(path)
+    if replaced == "pending":
+        (path / PENDING).touch()
+    if there != "gone":
+        new = put(store, pages=b"other")
+        if there == "pending":
+            (new.path / PENDING).touch()
+    store.recover()
+    assert path.exists() is (left == "both")
+    assert [image.digest == old.digest for image in store.list()] == {"none": [], "old": [True]}.get(
+        left, [False]
+    )
+    assert os.listdir(store.path / "staging") == []
+
+
+def test_a_pending_image_is_removed_with_the_one_that_it_replaced(store: Store) -> None:
+    put(store)
+    with store.staging() as staged:
+        (staged / "checkpoint").mkdir()
+        (staged / "needs.json").write_bytes(encode_needs(NEEDS))
+        store.commit(staged, WEB, manifest=manifest(), replace=True, pending=b"{}")
+    store.remove(WEB)
+    store.recover()
+    assert not store.has(WEB)
+    assert os.listdir(store.path / "replaced") == []
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o701])
