@@ -57,7 +57,8 @@ class Profile:
     name, of those that are there; tools_key: changes when one is replaced. lsm: "apparmor", "selinux", "".
     capabilities: mask of what root may hold here. namespaces: kinds as /proc/self/ns names them.
     kernel_paths: those of `probes.kernel.maskable` that are there. netfilter: "nftables", "iptables", "".
-    hugepages: free ones by size in bytes. storage: mounted file systems by kind.
+    hugepages: free ones by size in bytes. pid_max: process ids are below that. storage: mounted file systems
+    by kind.
     """
 
     arch: str
@@ -88,6 +89,7 @@ class Profile:
     memory_bytes: int | None = None
     memory_available_bytes: int | None = None
     hugepages: Mapping[str, int] | None = None
+    pid_max: int | None = None
     store_free_bytes: int | None = None
     rootfs_free_bytes: int | None = None
     storage: Mapping[str, int] | None = None
@@ -98,7 +100,7 @@ _STABLE: Sequence[Probe] = (
     *(machine.read, machine.processor, cgroups.read, security.read, security.capabilities),
     *(namespaces.read, kernel.paths, tools.versions, processor.xsave),
 )
-_NOW: Sequence[Probe] = (resources.memory, resources.hugepages, resources.disk)
+_NOW: Sequence[Probe] = (resources.memory, resources.hugepages, resources.pid_max, resources.disk)
 
 
 def load(cache_path: Path | None, system: System | None = None) -> Profile:
@@ -129,7 +131,7 @@ def load(cache_path: Path | None, system: System | None = None) -> Profile:
 
 
 def now(profile: Profile, system: System) -> Profile:
-    """The profile with what changes from minute to minute: memory, huge pages, disk."""
+    """The profile with what changes from minute to minute: memory, huge pages, process ids, disk."""
     values, unknown = _answers(_NOW, system)
     return replace(profile, **values, unknown={**profile.unknown, **unknown})
 
@@ -198,6 +200,7 @@ def _impossible(found: Profile) -> str:
         "rootfs_free_bytes": found.rootfs_free_bytes,
         "xsave_bytes": found.xsave_bytes,
         "capabilities": found.capabilities,
+        "pid_max": found.pid_max,
         **{f"hugepages.{size}": count for size, count in (found.hugepages or {}).items()},
     }
     below = [name for name, size in sizes.items() if size is not None and size < 0]

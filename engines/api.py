@@ -374,6 +374,9 @@ class Needs:
     image_version: str  # the engine's own format version
     tasks: tuple[TaskNeeds, ...]
     namespaces: Mapping[str, Literal["own", "external", "host"]]
+    # Process ids beside the tasks' that a restore takes: of zombies, and of first processes of groups and
+    # sessions that are gone.
+    dead_pids: tuple[int, ...] = ()
     uid_map: tuple[IdMapping, ...] = ()
     gid_map: tuple[IdMapping, ...] = ()
     mounts: tuple[MountNeed, ...] = ()

@@ -33,6 +33,12 @@ def hugepages(system: System) -> dict[str, Any]:
     return {"hugepages": free}
 
 
+@probe("pid_max")
+def pid_max(system: System) -> dict[str, Any]:
+    """The first number that no process can have."""
+    return {"pid_max": int((system.root / "proc/sys/kernel/pid_max").read_text())}
+
+
 @probe("disk")
 def disk(system: System) -> dict[str, Any]:
     """Bytes free where images are kept and where containers' root file systems are."""

@@ -62,7 +62,7 @@ def pids_limit(case: Case) -> Iterator[Finding]:
     limit of processes.
     """
     limit = part(_resources(case), "pids").get("limit") or 0
-    n_tasks = len(case.needs.tasks)
+    n_tasks = len(case.needs.tasks) + len(case.needs.dead_pids)
     wanted = max(n_tasks + _N_HELPERS, _N_UNPACKING) + (case.needs.namespaces.get("user") == "own")
     if 0 < limit < wanted and not case.has_kernel:
         yield finding(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
-from compat.rules.case import Case, finding, given, mib, rule
+from compat.rules.case import Case, finding, given, mib, rule, version
 from compat.rules.names import namespace_path
 from engines.api import Finding
+
+_NUMBERS = re.compile(r"^NS(?:pid|pgid|sid):\s+(.*)$", re.MULTILINE)
+_NS_GET_PARENT = 0xB702
+_LIMIT_OF_ITS_OWN = (6, 14)
+_USUAL_PID_MAX = 1 << 15
 
 
 @rule("place.memory", about="node", source="/proc/meminfo; pagemaps of the image")
@@ -83,7 +90,7 @@ def pids(case: Case) -> Iterator[Finding]:
         return
     path = namespace_path(case.new, "pid") if kind == "joined" else "/proc/self/ns/pid"
     try:
-        there = _pids(path)
+        taken = sorted(_taken(_restored(case), path))
     except FileNotFoundError:
         return  # spec.namespaces says so
     except OSError as error:
@@ -94,7 +101,7 @@ def pids(case: Case) -> Iterator[Finding]:
             "look whether it is there",
         )
         return
-    if taken := sorted({task.pid for task in case.needs.tasks} & there):
+    if taken:
         yield finding(
             "place.pids",
             "refuse",
@@ -104,22 +111,74 @@ def pids(case: Case) -> Iterator[Finding]:
         )
 
 
-def _pids(namespace_path: str) -> set[int]:
-    """The processes of a PID namespace, as it numbers them."""
-    wanted = os.stat(namespace_path)  # noqa: PTH116
-    found: set[int] = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if not name.isdigit():
-            continue
-        try:
-            status = os.stat(f"/proc/{name}/ns/pid")  # noqa: PTH116
-            if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
-                text = Path(f"/proc/{name}/status").read_text(errors="replace")
-                numbers = re.search(r"^NSpid:\s+(.*)$", text, re.MULTILINE)
-                found.add(int(numbers[1].split()[-1]) if numbers else int(name))
-        except OSError:  # it ended
-            continue
-    return found
+def _taken(pids: Set[int], path: str) -> set[int]:
+    """Those of these numbers that a PID namespace cannot give: of processes and threads, also of namespaces
+    below, and of groups and sessions that outlived their first process. Raises OSError.
+    """
+    wanted = os.stat(path)  # noqa: PTH116
+    names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    if os.path.samestat(wanted, os.stat("/proc/self/ns/pid")):  # noqa: PTH116
+        # /proc lists no threads, but has each under its number: a node may have very many.
+        found = {pid for pid in pids if os.path.lexists(f"/proc/{pid}")}
+        for name in names:
+            with contextlib.suppress(OSError):  # it ended
+                found |= {os.getpgid(int(name)), os.getsid(int(name))}
+        return found & pids
+    found = set[int]()
+    for name in names:
+        with contextlib.suppress(OSError):  # it ended
+            index = _index(f"/proc/{name}/ns/pid", wanted)
+            for task in os.listdir(f"/proc/{name}/task") if index else ():  # noqa: PTH208
+                with contextlib.suppress(OSError):
+                    text = Path(f"/proc/{name}/task/{task}/status").read_text(errors="replace")
+                    found |= {int(line.split()[index]) for line in _NUMBERS.findall(text)}
+    return found & pids
+
+
+def _index(path: str, wanted: os.stat_result) -> int | None:
+    """Which of a task's numbers is that of a PID namespace, by that of its own, None if it is in neither that
+    one nor below: -1 is the last. Raises OSError.
+    """
+    descriptor, index = os.open(path, os.O_RDONLY | os.O_CLOEXEC), -1
+    try:
+        while not os.path.samestat(os.fstat(descriptor), wanted):
+            parent = fcntl.ioctl(descriptor, _NS_GET_PARENT)
+            os.close(descriptor)
+            descriptor, index = parent, index - 1
+    except PermissionError:
+        return None  # there is none above that we may see
+    finally:
+        os.close(descriptor)
+    return index
+
+
+@rule("place.pid-max", about="node", source="measured: clone3 with set_tid ends with EINVAL")
+def pid_max(case: Case) -> Iterator[Finding]:
+    """Process ids are restored, and those of the node end before kernel.pid_max. Raise it. (From 6.14 on that
+    does not bind a PID namespace of the container's own.)
+    """
+    largest = max(_restored(case), default=0)
+    kind = case.needs.namespaces.get("pid") if case.spec is None else given(case.new, "pid")
+    if case.has_kernel or (kind != "host" and version(case.node.kernel)[:2] >= _LIMIT_OF_ITS_OWN):
+        return
+    if case.node.pid_max is None:
+        if largest >= _USUAL_PID_MAX:
+            yield from case.untold(
+                "place.pid-max", "pid_max", f"a task of the image has process id {largest}"
+            )
+    elif largest >= case.node.pid_max:
+        yield finding(
+            "place.pid-max",
+            "refuse",
+            f"a task of the image has process id {largest}, and those of {case.where()} end before "
+            f"{case.node.pid_max}",
+            "raise it there (kernel.pid_max)",
+        )
+
+
+def _restored(case: Case) -> set[int]:
+    """The process ids that a restore takes."""
+    return {*(task.pid for task in case.needs.tasks), *case.needs.dead_pids}
 
 
 # --- devices and identity ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Page files are never opened: the cost depends on the number of tasks, mappings a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -82,9 +82,11 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
     homes: set[int] = set()
     executed: set[int] = set()
     tables: dict[int, int] = {}
+    dead: set[int] = set()
     for process in processes:
         core = reader.one(f"core-{process.pid}.img", "CORE")
         if int(core.tc.task_state) in (_TASK_DEAD, _TASK_ZOMBIE):
+            dead.add(int(process.pid))
             continue  # runs nothing, holds nothing
         xsave = _xsave(core) if xsave is None else xsave
         ids = _ids(reader, process.pid, core)
@@ -129,6 +131,7 @@ def inspect(image_path: Path, python_path: Path | None) -> Needs:
         homes=homes,
         executed=executed,
         tables=tables,
+        dead_pids=tuple(sorted(dead | _leaders(processes) - {task.pid for task in tasks})),
     )
 
 
@@ -148,6 +151,7 @@ def _needs(
     homes: set[int],
     executed: set[int],
     tables: Mapping[int, int],
+    dead_pids: tuple[int, ...],
 ) -> Needs:
     entries = {
         number: reader.read(name, "MNTS")
@@ -164,6 +168,7 @@ def _needs(
         image_version=str(inventory.img_version),
         tasks=tasks,
         namespaces=_namespaces(reader, init, host),
+        dead_pids=dead_pids,
         uid_map=uid_map,
         gid_map=gid_map,
         mounts=mounts,
@@ -236,6 +241,14 @@ def _task(
         sched_priority=int(own.sched_prio),
         oom_score_adj=int(core.tc.oom_score_adj) if core.tc.HasField("oom_score_adj") else None,
     )
+
+
+def _leaders(processes: Sequence[Message]) -> set[int]:
+    """First processes of the groups and sessions that there are. CRIU makes those that are gone for a while,
+    except of what the first task itself was born into.
+    """
+    born_into = {0, int(processes[0].pgid), int(processes[0].sid)}
+    return {int(number) for process in processes for number in (process.pgid, process.sid)} - born_into
 
 
 def _policy(number: int) -> str:

@@ -38,6 +38,11 @@ def test_a_processor_that_criu_wrote_down_is_read(tmp_path: Path):
 
 HOLDS = """
 import ctypes, fcntl, mmap, os, socket, time
+zombie = os.fork() or os._exit(0)
+leader = os.fork()
+if not leader:
+    os.setsid(); os.fork() or time.sleep(99); os._exit(0)
+os.waitpid(leader, 0)
 os.makedirs('/data/home/run'); os.chdir('/data/home')
 there = os.open('/data', os.O_RDONLY)
 os.mkfifo('/data/fifo'); end = os.open('/data/fifo', os.O_RDWR)
@@ -58,7 +63,7 @@ port.bind(('::1', 7))
 room = open('/dev/shm/room', 'wb'); room.write(b'z' * (8 << 20)); room.flush()
 gone = open('/dev/shm/gone', 'wb'); gone.write(b'z' * (8 << 20)); gone.flush(); os.unlink('/dev/shm/gone')
 shared = mmap.mmap(-1, 8 << 20); shared.write(b'z' * (8 << 20))
-print('ready', flush=True); time.sleep(99)
+print('ready', zombie, leader, flush=True); time.sleep(99)
 """
 
 
@@ -70,6 +75,7 @@ def test_what_tasks_hold_is_read_from_the_image(scene: Scene):
     scene.torpor("checkpoint", name, "--root", scene.lab.runc.root, *options)
     (image_path,) = scene.torpor.store_path.glob("images/*/*/checkpoint")
     needs = inspect(image_path, PREFIX / "python")
+    assert needs.dead_pids == tuple(int(number) for number in output.text.split()[1:])
     held = {(need.path, need.kind, need.use) for need in needs.files if need.path.startswith("/data")}
     assert held == {
         ("/data/home", "directory", "working-directory"),

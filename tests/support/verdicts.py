@@ -33,6 +33,7 @@ ROOMY = Profile(
     memory_bytes=8 << 30,
     memory_available_bytes=4 << 30,
     hugepages={"2097152": 4},
+    pid_max=1 << 22,
     rootfs_free_bytes=1 << 30,
 )
 H100 = Gpu(uuid="GPU-1", model="H100", minor=0, memory_bytes=80 << 30)

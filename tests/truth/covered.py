@@ -82,6 +82,7 @@ UNMET: Mapping[str, str] = {
     "image.damaged": "a restore compares all of the content first; tests/unit/test_cli_compat.py has it",
     "kernel.droppable": f"no emulated machine here has a kernel before 6.11{_ALONE}",
     "kernel.page-size": f"every x86-64 kernel has pages of 4 KiB{_ALONE}",
+    "place.pid-max": f"a lower limit would bind everybody on this machine{_ALONE}",
     "kernel.shadow-stack": f"no processor here has shadow stacks, and qemu emulates none{_ALONE}",
 }
 

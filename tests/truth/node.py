@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,6 +92,29 @@ def _full_disk(world: World) -> None:
         tar.addfile(member, io.BytesIO(os.urandom(member.size)))
 
 
+_THREAD = """
+import sys, threading
+def look():
+    if threading.get_native_id() == int(sys.argv[1]):
+        print(1, flush=True)
+        sys.stdin.read()
+thread = None
+while not (thread and thread.is_alive()):
+    with open('/proc/sys/kernel/ns_last_pid', 'w') as last:
+        last.write(str(int(sys.argv[1]) - 1))
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(0.01)
+"""
+
+
+def _thread_with(world: World) -> None:
+    """Somebody's thread has a process id of the image: that of a dead task if there is one."""
+    needs = world.dumped.needs
+    (pid,) = needs.dead_pids or [needs.tasks[0].pid]
+    world.beside(sys.executable, "-IS", "-c", _THREAD, str(pid))
+
+
 def _other_image(world: World) -> None:
     """The new container has another image, in which nothing differs that is open."""
     world.spec["annotations"] |= sources.crio_image("example.org/app@sha256:" + "2" * 64)
@@ -127,6 +151,8 @@ SCENARIOS = (
     _of("a processor that the node has not", sources.PLAIN, resources(cpu={"cpus": "512"})),
     _of("the host's process ids, free", sources.HOST_PIDS),
     _of("the host's process ids, taken", sources.HOST_PIDS_ALIVE),
+    _of("the host's process ids, one taken by a thread", sources.HOST_PIDS, _thread_with),
+    _of("the host's process ids, a dead one's taken", sources.DEAD_HOST_PIDS, _thread_with),
     _of("an image without its inventory", sources.PLAIN, _lost("inventory.img")),
     _of("an image with half a list of tasks", sources.PLAIN, _cut("pstree.img")),
     _of("an image without a task", sources.PLAIN, _lost("core-1.img")),

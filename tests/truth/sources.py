@@ -369,6 +369,24 @@ NAMED_IMAGE = Source(name="named-image", args=live("--fill", "1"), edit=_named_i
 OF_OLD_CRIU = Source(name="of-old-criu", args=live("--fill", "1"), tools="criu-4.1")
 ALIVE = Source(name="alive", args=live("--fill", "1"), lives_on=True)
 LARGE = Source(name="large", args=live("--fill", "64"))
+_DIES = "os.fork() or os._exit(0)"
+DEAD = Source(name="dead", args=counting("import os", *[_DIES] * 4))
+DEAD_HOST_PIDS = Source(
+    name="dead-host-pids", args=counting("import os", _DIES), edit=HOST_PIDS.edit, once=True
+)
+LEADERLESS = Source(
+    name="leaderless",
+    args=counting(
+        "import os, time",
+        "for _ in range(4):",
+        "    pid = os.fork()",
+        "    if not pid:",
+        "        os.setsid()",
+        "        os.fork() or time.sleep(999)",
+        "        os._exit(0)",
+        "    os.waitpid(pid, 0)",
+    ),
+)
 FAMILY = Source(name="family", args=live("--children", "8"))
 
 

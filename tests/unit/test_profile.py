@@ -129,6 +129,9 @@ def test_memory_and_disk(tmp_path: Path):
         write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", f"{free}\n")
         write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", f"{reserved}\n")
         assert resources.hugepages(System(root=tmp_path)).values == {"hugepages": {"2097152": left}}
+    write(tmp_path, "proc/sys/kernel/pid_max", "32768\n")
+    assert resources.pid_max(System(root=tmp_path)).values == {"pid_max": 32768}
+    assert resources.pid_max(System(root=tmp_path / "none")).unknown
     absent = tmp_path / "not/yet/there"
     assert resources.disk(System(store_path=absent, bundle_path=absent)).values["store_free_bytes"] > 0
     write(

@@ -245,6 +245,12 @@ CASES: dict[str, tuple[At, str, At, At | None]] = {
         At(image(tasks=(TASK, TASK)), spec=new(linux={"resources": {"pids": {"limit": 6}}})),
         CERTAIN,
     ),
+    "place.pid-max": (
+        At(task(pid=32768), node(pid_max=32768)),
+        "refuse",
+        At(task(pid=32767), node(pid_max=32768)),
+        At(task(pid=32768), node(pid_max=None)),
+    ),
     "mounts.mapped": (
         At(has("/data", external=True), spec=new(mounts=[{**bind("/data")[0], "uidMappings": [MAPPING]}])),
         "refuse",
@@ -581,6 +587,25 @@ def test_options_of_mounts_that_a_restore_ignores():
     assert found(["size=1m", "nosuid"], ["nosuid", "size=64k"]) == ["warn"]
     assert found(["rw", "nosuid"], ["nosuid"]) == []
     assert found([], ["ro"]) == ["refuse"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "given", "found"),
+    [("6.13", "own", ["refuse"]), ("6.14", "own", []), ("6.14", "host", ["refuse"])],
+)
+def test_a_pid_namespace_of_newer_kernels_has_a_limit_of_its_own(kernel: str, given: Any, found: list[str]):
+    needs = image(dead_pids=(70000,), namespaces={"network": "own", "pid": given})
+    spec = new(linux={"namespaces": [{"type": "network"}, *([{"type": "pid"}] if given == "own" else [])]})
+    for asked in (None, spec):
+        at = At(needs, node(kernel=kernel, pid_max=32768), spec=asked)
+        assert named(at.found(), "place.pid-max") == found
+
+
+def test_dead_tasks_take_processes_too():
+    needs = image(tasks=(TASK,) * 4, dead_pids=(7, 8))
+    for limit, found in ((8, ["refuse"]), (9, [])):
+        at = At(needs, spec=new(linux={"resources": {"pids": {"limit": limit}}}))
+        assert named(at.found(), "place.pids-limit") == found
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def test_ports(tmp_path: Path):
     needs = image(sockets=(need,), namespaces={"network": "external"})
     (tmp_path / "none").touch()
     for name, rule, severity in (("none", "place.ports", "unknown"), ("gone", "spec.namespaces", "refuse")):
-        spec = new(linux={"namespaces": [{"type": "network", "path": str(tmp_path / name)}]})
+        joined = {"type": "network", "path": str(tmp_path / name)}
+        spec = new(linux={"namespaces": [{"type": "pid"}, joined]})
         findings = At(needs, spec=spec, local=True).found()
         assert [(one.rule, one.severity) for one in findings] == [(rule, severity)]
 
@@ -179,6 +181,48 @@ def test_process_ids(tmp_path: Path):
     assert found(1, str(tmp_path / "file" / "beneath")) == ["unknown"]
     own = At(task(pid=os.getpid()), spec=SPEC, local=True).found()
     assert named(own, "place.pids") == []
+    spec = new(linux={"namespaces": [{"type": "network"}]})
+    dead = At(replace(task(pid=4194303), dead_pids=(os.getpid(),)), spec=spec, local=True).found()
+    assert named(dead, "place.pids") == ["refuse"]
+
+
+# Numbers that no process has: of a thread, of a group without its first process, of a namespace below.
+_TAKES = """
+import ctypes, os, threading
+def stay():
+    os.read(0, 1)
+    os._exit(0)
+leader = os.fork()
+if not leader:
+    os.setsid()
+    os.fork() or stay()
+    os._exit(0)
+os.waitpid(leader, 0)
+thread = threading.Thread(target=stay)
+thread.start()
+assert ctypes.CDLL(None).unshare(0x20000000) == 0
+below = os.fork() or stay()
+print(thread.native_id, leader, below, flush=True)
+stay()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes PID namespaces")
+@pytest.mark.parametrize("before", [(), ("unshare", "--pid", "--fork")])
+def test_process_ids_that_no_process_has(before: tuple[str, ...]):
+    words = [*before, sys.executable, "-IS", "-c", _TAKES]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        taken = [int(number) for number in process.stdout.readline().split()]
+        kind = "pid_for_children" if before else "pid"
+        path = f"/proc/{process.pid if before else os.getpid()}/ns/{kind}"
+        spec = new(linux={"namespaces": [{"type": "network"}, {"type": "pid", "path": path}]})
+
+        def found(pid: int) -> list[str]:
+            return named(At(task(pid=pid), spec=spec, local=True).found(), "place.pids")
+
+        assert len(taken) == 3
+        assert [found(pid) for pid in (*taken, max(taken) + 500)] == [["refuse"]] * 3 + [[]]
 
 
 def test_files_are_looked_at_here_only(tmp_path: Path):

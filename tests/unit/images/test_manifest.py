@@ -161,6 +161,9 @@ def test_needs_keep_names_that_are_not_utf8() -> None:
     )
     needs = Needs(engine="criu", image_version="2", tasks=(task,), namespaces={"network": "own"})
     assert decode_needs(encode_needs(needs), what="needs") == needs
+    older = encode_needs(needs).replace(b'"dead_pids":[],', b"")
+    assert b"dead_pids" not in older
+    assert decode_needs(older, what="needs") == needs
     bad = encode_needs(replace(needs, namespaces={"network": "elsewhere"}))  # type: ignore[dict-item]
     with pytest.raises(ImageCorrupt, match=r"network|namespaces"):
         decode_needs(bad, what="needs")
