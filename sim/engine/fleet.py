@@ -132,7 +132,9 @@ class Fleet:
                     self._owner[node] = None
                     self._last[node] = owner[0]
             elif incident.severity:
+                # Taken and back at once: one that was announced may be given away again.
                 self._leaving[node] = False
+                self._add(node)
         if gone:
             self._count(len(gone))
             # A callback and no process: a repair is one event.
@@ -146,6 +148,7 @@ class Fleet:
                 ]
         for tenant, places in hit.values():
             tenant.struck(incident, places)
+        self._serve_all()
 
     def close(self) -> None:
         """Count to the end."""
@@ -179,7 +182,7 @@ class Fleet:
         self._serve_all()
 
     def _add(self, node: int) -> None:
-        if not self._leaving[node] and not self._free[node]:
+        if self._owner[node] is None and not self._leaving[node] and not self._free[node]:
             self._free[node] = True
             self.free += 1
             heapq.heappush(self._heap, node)

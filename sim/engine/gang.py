@@ -7,6 +7,7 @@ wants to hear of each or they share bandwidth with those of others.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -74,6 +75,7 @@ class Gang:
         self._failed_s: float | None = None
         self._open: tuple[str, float] | None = None
         self._flows: list[tuple[Link, Flow]] = []
+        self._unheard: deque[tuple[Announcement, Sequence[int]]] = deque()
         self._barren, self._reached_s = 0, 0.0
         self._moment, self._furthest_s = (-1.0, 0), 0.0
         self._process: simpy.Process | None = None
@@ -206,15 +208,13 @@ class Gang:
             return
         place = self._terms.place(best.level)
         link = self._links.get(best.level)
+        wholes = 1 + best.parts * self._costs.increment
         if link is not None and place.storage is not None and place.storage.restore is None:
             storage = place.storage
-            yield from self._transfer(
-                link, self._job.state_bytes * storage.write_bps / storage.read_bps, "restore"
-            )
+            size = wholes * self._job.state_bytes * storage.write_bps / storage.read_bps
+            yield from self._transfer(link, size, "restore")
             return
-        yield from self._spend(
-            self._draw(place.restore) * (1 + best.parts * self._costs.increment), "restore"
-        )
+        yield from self._spend(wholes * self._draw(place.restore), "restore")
 
     # Work and checkpoints.
 
@@ -222,6 +222,8 @@ class Gang:
         job = self._job
         while True:
             self._alive = True
+            while self._unheard:
+                yield from self._hear(*self._unheard.popleft())
             left_s = job.work_s - self._progress.work_s
             if math.isfinite(left_s) and left_s <= 1e-12 * job.work_s:
                 if job.final_checkpoint:
@@ -380,20 +382,19 @@ class Gang:
         elif isinstance(what, Event):
             self._tell(what)
         else:
-            actions = self._told(what)
+            # Less lead by as long as it had to wait, and maybe other machines by now.
+            lead_s = what.at_s + what.lead_s - self._clock.now
+            going = [place for place in places if self.nodes[place] in what.nodes]
+            if not going or lead_s < 0:
+                return
+            actions = self._tell(Event(what.kind, cause=what.cause, lead_s=lead_s))
             if any(isinstance(action, Migrate) for action in actions):
-                yield from self._move(what, places)
+                yield from self._move(what, going)
 
-    def _told(self, what: Announcement) -> list[Action]:
-        # Less lead by as long as a stall took that was under way.
-        lead_s = what.at_s + what.lead_s - self._clock.now
-        return self._tell(Event(what.kind, cause=what.cause, lead_s=lead_s)) if lead_s >= 0 else []
-
-    def _move(self, what: Announcement, places: Sequence[int]) -> Wait:
+    def _move(self, what: Announcement, going: Sequence[int]) -> Wait:
         """Move from machines that are going, if there are as many others."""
         if self._costs.migrate is None:
             raise self._orders.refused("a move, for which costs.migrate says no time")
-        going = [place for place in places if self.nodes[place] in what.nodes]
         if len(going) > self._fleet.free:
             return
         yield from self._spend(self._draw(self._costs.migrate), "migration")
@@ -461,8 +462,8 @@ class Gang:
             elif isinstance(what, Event):
                 self._tell(what)
             else:
-                # No work is going that could be saved or moved: what a policy says of that has no effect.
-                self._told(what)
+                # No work is going that could be saved or moved: it is heard once some is.
+                self._unheard.append((what, places))
 
     def _spend_until(self, bucket: str, since_s: float) -> None:
         now_s = self._clock.now

@@ -74,15 +74,24 @@ class Saves:
             if not kept:
                 continue
             if level == MEMORY:
-                gone = bool(copies) and _group_gone(set(lost), copies)
+                gone = bool(copies) and _group_gone(set(lost), copies, self._terms.job.nodes)
             else:
                 gone = severity >= self._terms.places[level].severity
             kept[:] = [] if gone else [save for save in kept if save.valid_s <= now_s + SAME_S]
 
 
-def _group_gone(lost: set[int], copies: int) -> bool:
-    groups = {place // copies for place in lost}
-    return any(all(group * copies + k in lost for k in range(copies)) for group in groups)
+def _group_gone(lost: set[int], copies: int, nodes: int) -> bool:
+    """Whether a place and all that hold copies of it, which are the next ones of its group, are gone.
+
+    Places that make no whole group join the last one, around which the copies go as in a ring (Gemini).
+    """
+    last = max(nodes // copies, 1) - 1
+    for place in lost:
+        group = min(place // copies, last)
+        start, size = group * copies, copies if group < last else nodes - last * copies
+        if all(start + (place - start + k) % size in lost for k in range(copies)):
+            return True
+    return False
 
 
 def replica_lives(lost: Iterable[int], nodes: int, replicas: int) -> bool:

@@ -28,7 +28,7 @@ class Regime:
     """How checkpoints are taken, as a policy asked for it.
 
     `every`: name of a level and how often it has its turn; the last level whose turn it is gets the
-    checkpoint. One in `full_every` is whole.
+    checkpoint. The first of each `full_every` is whole.
     """
 
     interval_s: float = math.inf
@@ -43,11 +43,11 @@ class Regime:
 
     def whole(self, number: int) -> bool:
         """Whether it holds everything."""
-        return number % self.full_every == 0
+        return self.parts(number) == 0
 
     def parts(self, number: int) -> int:
         """How many that hold only what has changed a restart from it reads, beside the whole one."""
-        return number % self.full_every
+        return (number - 1) % self.full_every
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ def _best_s(policy: str, state: State, stall_s: float) -> float:
 class Asynchronous:
     """Writes checkpoints while work goes on: a short stall, and a lag until each counts.
 
-    The interval is the exact optimum for the stall, which does not depend on the lag, but no shorter than the
-    lag: one checkpoint is written at a time (as in CheckFreq, FAST 2021).
+    The interval is the exact optimum for the stall, which does not depend on the lag. It is no shorter than
+    the lag, nor is one set by hand: one checkpoint is written at a time (as in CheckFreq, FAST 2021).
     """
 
     name = "asynchronous"
@@ -42,8 +42,8 @@ class Asynchronous:
         if event.kind != "start":
             return []
         stall_s = known(self.name, "the stall of a checkpoint that is written later", state.async_stall_s)
-        interval_s = self._interval_s or max(_best_s(self.name, state, stall_s), state.persist_s)
-        return [SetMode(asynchronous=True), SetInterval(interval_s)]
+        interval_s = self._interval_s or _best_s(self.name, state, stall_s)
+        return [SetMode(asynchronous=True), SetInterval(max(interval_s, state.persist_s))]
 
 
 class Incremental:

@@ -129,6 +129,12 @@ def _training(book: Book, where: str, name: str, options: Mapping[str, Any], job
                 f"{where}.interval",
                 f"is {interval_s:g} s, shorter than job.step of {job.step_s:g} s; make it longer",
             )
+    copies = options.get("copies", 2) if name == "in-memory" else 0
+    if copies > job.nodes:
+        book.fail(
+            f"{where}.copies",
+            f"is {copies}, each on another node, and the job has {job.nodes}; use fewer, or more nodes",
+        )
     if name == "just-in-time" and job.replicas < 2:
         book.fail("job.replicas", f"is 1, of which policy '{name}' at {where} can save none; give 2 or more")
 

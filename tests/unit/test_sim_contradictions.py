@@ -79,6 +79,17 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         instead(inference={**SERVICE, "requests": {"rate": "2/s", "burst_every": "1h", "burst_for": "9s"}}),
         "inference.requests.burst_factor is missing, without which burst_every does nothing",
     ),
+    "more copies than nodes": (
+        both(put("policies")([{"name": "in-memory", "copies": 65}]), put("costs", "replica_stall")("9s")),
+        r"policies\[0\].copies is 65, each on another node, and the job has 64; use fewer, or more",
+    ),
+    "copies of the only node": (
+        both(
+            put("policies")([{"name": "hot-spares", "base": "in-memory"}]),
+            both(put("costs", "replica_stall")("9s"), put("job", "nodes")(1)),
+        ),
+        r"policies\[0\].base.copies is 2, each on another node, and the job has 1; use fewer",
+    ),
     "a save from replicas that are not there": (
         both(put("policies")(["just-in-time"]), put("costs", "jit_save")("9s")),
         r"job.replicas is 1, of which policy 'just-in-time' at policies\[0\] can save none",

@@ -101,7 +101,9 @@ def test_policies_load_without_numpy_and_simpy() -> None:
         ("periodic", {}, Event("start"), [SetInterval(600.0)]),
         ("asynchronous", {}, Event("start"), [
             SetMode(asynchronous=True), SetInterval(theory.exact_interval(5.0, 11_135.08))]),
-        ("asynchronous", {"interval": 60}, Event("start"), [SetMode(asynchronous=True), SetInterval(60.0)]),
+        ("asynchronous", {"interval": 160}, Event("start"), [SetMode(asynchronous=True), SetInterval(160.0)]),
+        # One is written at a time, and each takes 120 s.
+        ("asynchronous", {"interval": 60}, Event("start"), [SetMode(asynchronous=True), SetInterval(120.0)]),
         ("incremental", {"full_every": 10}, Event("start"), [
             SetMode(full_every=10), SetInterval(theory.exact_interval(30.0 * 0.19, 11_135.08))]),
         ("multilevel", {}, Event("start"), [
