@@ -345,7 +345,7 @@ def _config(top: Section) -> Config:
     failures = read_failures(top.sections("failures"), cluster)
     repair = law(top, "repair", NO_TIME)
     notices = read_notices(top.sections("notices"), cluster, failures)
-    work = read_workload(top, cluster)
+    work = read_workload(top, cluster, seed)
     if isinstance(work, SpotWork):
         # A replication is a window of capacity, and there are no more of them.
         most = min(most, len(work.starts))

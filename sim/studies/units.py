@@ -34,8 +34,6 @@ def _read(text: str, units: dict[str, float], example: str) -> float:
     if match is None:
         raise UnitError(f"it must be a number with a unit, like {example}")
     number, unit = float(match[1]), match[2]
-    if not math.isfinite(number):
-        raise UnitError("it is too large for a number")
     if not unit and number == 0:
         return 0.0
     if unit not in units:
@@ -45,7 +43,14 @@ def _read(text: str, units: dict[str, float], example: str) -> float:
         near = close[0] if close else next((one for one in units if one.lower() == unit.lower()), "")
         hint = f"did you mean '{near}'" if near else f"there are {', '.join(units)}"
         raise UnitError(f"'{unit}' is no unit here; {hint}")
-    return number * units[unit]
+    return _finite(number * units[unit])
+
+
+def _finite(value: float) -> float:
+    """A value that a number holds. Raises UnitError."""
+    if not math.isfinite(value):
+        raise UnitError("it is too large for a number")
+    return value
 
 
 def seconds(text: str) -> float:
@@ -73,7 +78,7 @@ def price(text: str) -> float:
     match = _PRICE.match(text)
     if match is None or match[3] not in TIMES:
         raise UnitError("it must be dollars for a time, like $3.06/h")
-    return float(match[1] or match[2]) / TIMES[match[3]]
+    return _finite(float(match[1] or match[2]) / TIMES[match[3]])
 
 
 def price_of_size(text: str) -> float:
@@ -81,4 +86,4 @@ def price_of_size(text: str) -> float:
     match = _PRICE.match(text)
     if match is None or match[3] not in SIZES:
         raise UnitError("it must be dollars for a size, like $0.02/GB")
-    return float(match[1] or match[2]) / SIZES[match[3]]
+    return _finite(float(match[1] or match[2]) / SIZES[match[3]])

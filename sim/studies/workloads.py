@@ -27,8 +27,8 @@ from sim.traces.capacity import Windows
 KINDS = ("job", "queue", "inference", "spot")
 
 
-def read_workload(top: Section, cluster: Cluster) -> Workload:
-    """The one kind of work of a study."""
+def read_workload(top: Section, cluster: Cluster, seed: int) -> Workload:
+    """The one kind of work of a study, which has that seed."""
     there = [kind for kind in KINDS if top.has(kind)]
     if len(there) != 1:
         says = "has no work" if not there else f"has {' and '.join(there)}"
@@ -42,7 +42,7 @@ def read_workload(top: Section, cluster: Cluster) -> Workload:
         case "inference":
             found = _inference(section, cluster)
         case _:
-            found = _spot(section)
+            found = _spot(section, seed)
     section.done()
     return found
 
@@ -169,7 +169,7 @@ def _inference(section: Section, cluster: Cluster) -> Inference:
     )
 
 
-def _spot(section: Section) -> SpotWork:
+def _spot(section: Section, seed: int) -> SpotWork:
     work_s, deadline_s = section.time("work", least="above 0"), section.time("deadline", least="above 0")
     restart_s = section.time("restart", 0.0)
     if work_s + restart_s > deadline_s:
@@ -183,7 +183,7 @@ def _spot(section: Section) -> SpotWork:
     if section.has("trace"):
         tick_s, regions, starts = _traced(section, prices, deadline_s)
     else:
-        tick_s, regions, starts = _made_up(section, prices, deadline_s)
+        tick_s, regions, starts = _made_up(section, prices, deadline_s, seed)
     needed_s = math.ceil((work_s + restart_s) / tick_s - 1e-9) * tick_s
     if needed_s > deadline_s + 1e-3:
         section.fail(
@@ -220,13 +220,17 @@ def _traced(
             windows: Windows = capacity.load_windows(path)
             if None in prices:
                 section.fail("spot_price", "is missing, and the trace has no prices; give both prices")
+            first = min(zone.first_tick for zone in windows.zones)
+            # All begin at one tick; no window reaches before the first one of a zone.
             found = {
                 zone.name: RegionCapacity(
-                    zone.name, tuple(zone.available), prices[0] or 0.0, prices[1] or 0.0
+                    zone.name,
+                    (*[0] * (zone.first_tick - first), *zone.available),
+                    prices[0] or 0.0,
+                    prices[1] or 0.0,
                 )
                 for zone in windows.zones
             }
-            first = min(zone.first_tick for zone in windows.zones)
             tick_s, starts = windows.tick_s, tuple(start - first for start in windows.starts)
         else:
             loaded = priced.load(path)
@@ -256,7 +260,7 @@ def _traced(
 
 
 def _made_up(
-    section: Section, prices: Prices, deadline_s: float
+    section: Section, prices: Prices, deadline_s: float, seed: int
 ) -> tuple[float, tuple[RegionCapacity, ...], tuple[int, ...]]:
     tick_s = section.time("tick", 600.0, least="above 0")
     windows = section.count("windows", 100, least=1)
@@ -271,14 +275,14 @@ def _made_up(
     regions: list[RegionCapacity] = []
     for number, inner in enumerate(section.sections("regions")):
         up_s, down_s = inner.time("mean_up", least="above 0"), inner.time("mean_down", least="above 0")
-        name, seed = inner.text("name"), inner.count("seed", number)
+        name, own = inner.text("name"), inner.count("seed", number)
         for key, mean_s in (("mean_up", up_s), ("mean_down", down_s)):
             if mean_s < tick_s:
                 inner.fail(key, f"is {mean_s:g} s, shorter than a tick of {tick_s:g} s; make it longer")
         regions.append(
             RegionCapacity(
                 name,
-                tuple(synthetic.zone(ticks * windows, up_s / tick_s, down_s / tick_s, seed)),
+                tuple(synthetic.zone(ticks * windows, up_s / tick_s, down_s / tick_s, f"{seed} {own}")),
                 _price(inner, "spot_price", prices[0]),
                 _price(inner, "on_demand_price", prices[1]),
             )

@@ -30,7 +30,7 @@ def fault_events(
     return sorted(events, key=lambda event: (event["event_time"], event["event_type"] == "fault_start"))
 
 
-def zone(ticks: int, mean_up: float, mean_down: float, seed: int) -> list[int]:
+def zone(ticks: int, mean_up: float, mean_down: float, seed: int | str) -> list[int]:
     """A zone with and without capacity in stretches of geometric length, means in ticks; 1 is available."""
     rng = random.Random(seed)  # noqa: S311  # a simulation
 

@@ -330,6 +330,18 @@ BAD: dict[str, tuple[Callable[[Tree], None], str]] = {
         instead(spot={**SPOT, "spot_price": "3", "regions": [REGION]}),
         r"spot.spot_price is '3'; .*like \$3.06/h",
     ),
+    "a price too large for a number": (
+        instead(spot={**SPOT, "spot_price": "$1e999/h", "regions": [REGION]}),
+        r"spot.spot_price is '\$1e999/h'; it is too large for a number",
+    ),
+    "a price of bytes too large for a number": (
+        instead(spot={**SPOT, "move_price": "$1e999/GB", "regions": [REGION]}),
+        r"spot.move_price is '\$1e999/GB'; it is too large for a number",
+    ),
+    "a size too large once its unit is counted": (
+        put("job", "state")("1e300TB"),
+        "job.state is '1e300TB'; it is too large for a number",
+    ),
     "reversed polarity": (
         instead(spot={**SPOT, "trace": "reversed.json"}),
         "spot.trace cannot be used.*polarity is '0 = AVAILABLE'",

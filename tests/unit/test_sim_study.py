@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.engine.dispatch import simulate
 from sim.maths.laws import Constant, Exponential, Lognormal, Quantiles, Weibull
 from sim.studies import study
 from sim.studies.config import (
@@ -238,3 +239,24 @@ def test_other_work_is_read_too(tmp_path: Path) -> None:
     assert [region.spot_usd_per_s * 3600 for region in work.regions] == [1.0, 2.0]
     assert work.regions[0].available != work.regions[1].available
     assert len(work.starts) == 100
+    again = load(tmp_path, spot.resolved)
+    assert again.cells[0].config.workload == work
+    other = load(tmp_path, spot.resolved.replace("seed: 0\n", "seed: 1\n", 1)).cells[0].config
+    assert isinstance(other.workload, SpotWork)
+    assert (other.seed, other.workload.starts) == (1, work.starts)
+    assert other.workload.regions[0].available != work.regions[0].available
+
+
+def test_zones_of_a_trace_that_begin_at_different_ticks_are_of_one_time(tmp_path: Path) -> None:
+    up = [int(100 <= tick < 200) for tick in range(600)]
+    meta = {"gap_seconds": 600, "polarity": "1 = AVAILABLE", "start_indexes": [100], "window_ticks": 90}
+    zones = {"a": {"first_tick": 0, "data": [1] * 600}, "b": {"first_tick": 50, "data": up[50:]}}
+    (tmp_path / "zones.json").write_text(json.dumps({"meta": meta, "zones": zones}))
+    read = load(
+        tmp_path,
+        "schema: 1\nstudy: {name: x}\npolicies: [greedy]\nspot: {work: 10h, deadline: 14h, restart: 10m, "
+        "trace: zones.json, zones: b, spot_price: $1/h, on_demand_price: $3/h}",
+    )
+    metrics = simulate(read.cells[0], 0).metrics
+    assert metrics["cost_usd"] == pytest.approx(10 + 1 / 6)
+    assert (metrics["preemptions"], metrics["on_demand_work_s"]) == (0, 0)
