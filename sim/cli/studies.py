@@ -79,7 +79,7 @@ def _run(
     backend: Any, jobs: int, timeline: bool = False,
 ) -> None:  # fmt: skip
     needs_extra("run a study")
-    from sim.results import sweep
+    from sim.results import judge, sweep
 
     loaded = _load(path, traces)
     with _Progress() as told:
@@ -96,6 +96,8 @@ def _run(
         click.echo(json.dumps(_document(found), indent=2, ensure_ascii=False))
         return
     _show(found)
+    if remark := judge.remark(found):
+        console().print(remark, soft_wrap=True, highlight=False)
     if folder:
         console().print(f"results: {folder}", soft_wrap=True, highlight=False)
 
@@ -138,6 +140,7 @@ def _document(results: Results) -> dict[str, Any]:
         "sha256": results.sha256,
         "seed": results.seed,
         "objective": judge.objective(results.workload).metric,
+        "remark": judge.remark(results),
         "groups": [
             {
                 "where": dict(group.where),
@@ -338,7 +341,7 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
     cluster may differ before the choice is wrong by a hundredth, and the hashes of what it was made from.
     """
     needs_extra("recommend a policy")
-    from sim.results import recommend
+    from sim.results import judge, recommend
     from sim.results.sweep import run
     from sim.results.tables import check_place, write_atomically
 
@@ -346,9 +349,12 @@ def recommend_command(study: Path, traces: Path | None, path: Path) -> None:
     loaded = _load(study, traces)
     recommend.check(loaded)
     with _Progress() as told:
-        document = recommend.recommend(loaded, run(loaded, progress=told))
+        found = run(loaded, progress=told)
+    document = recommend.recommend(loaded, found)
     write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
     click.echo(document["verdict"])
+    if remark := judge.remark(found):
+        click.echo(remark)
     click.echo(path)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
+
+import yaml
 
 from sim.maths.statistics import Difference, Summary, paired
 from sim.results.drawing import label, short
@@ -118,6 +121,24 @@ def flaw(cell: Cell) -> str:
         if count:
             return f"{what} in {count} of {cell.replications} runs"
     return ""
+
+
+def remark(results: Results) -> str:
+    """What all intervals of a study that replays a trace are, in one sentence; "" where it replays none.
+
+    Its runs are moments of one trace, whose windows overlap: many of them tell little of any other time.
+    """
+    document: Any = yaml.safe_load(results.resolved) or {}
+    played = any(_replays(document.get(key)) for key in ("failures", "inference", "spot"))
+    return "± 95 % is of this trace alone: another time may differ by more" if played else ""
+
+
+def _replays(value: object) -> bool:
+    """Whether part of a study names a trace: under that key, or as that kind of failures."""
+    if isinstance(value, dict):
+        inner = cast("dict[str, object]", value)
+        return "trace" in inner or any(map(_replays, inner.values()))
+    return value == "trace" or (isinstance(value, list) and any(map(_replays, cast("list[object]", value))))
 
 
 def is_policy(key: str) -> bool:

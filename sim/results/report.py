@@ -175,10 +175,11 @@ def page(results: Results) -> str:
         + f". Study SHA-256 <code>{results.sha256}</code>."
     )
     better = "more is better" if judged.more else "less is better"
+    remark = f" {text}." if (text := judge.remark(results)) else ""
     parts = [
         f"<h1>{escape(results.title)}</h1>",
         f'<p class="question">{escape(results.question)}</p>',
-        f"<h2>Answer</h2><p>Judged by <code>{judged.metric}</code>, {judged.words} ({better}).</p>"
+        f"<h2>Answer</h2><p>Judged by <code>{judged.metric}</code>, {judged.words} ({better}).{remark}</p>"
         f'<div class="answer">{verdicts}</div>',
         "<h2>Policies</h2>"
         + _left_out(len(found), _GROUPS, "tables")
@@ -190,7 +191,7 @@ def page(results: Results) -> str:
             if effects
             else "<p>Nothing was swept.</p>"
         ),
-        "<h2>All figures</h2><p>Mean ± half of the 95 % interval.</p>"
+        f"<h2>All figures</h2><p>Mean ± half of the 95 % interval.{remark}</p>"
         + _left_out(len(results.cells), _CELLS, "cells")
         + _metrics(results.cells),
         f"<h2>Seeds and versions</h2><p>{seeds}</p>",

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from shim.cli.main import main
-from sim.results import judge
+from sim.results import judge, report
 from sim.results.tables import Cell, Results
 
 
@@ -54,6 +54,29 @@ def test_a_service_that_serves_nobody_does_not_win() -> None:
     busy = ("busy", values | {"requests_done": [9.0] * 3, "ttft_p99_s": [5.0, 5.1, 5.2]}, DONE)
     (group,) = judge.groups(cells("inference", idle, busy))
     assert (group.best.name, group.ranked[1].beside) == ("busy", "nobody served in 2 of 3 runs")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "replays"),
+    [
+        ("", False),
+        ("failures: [{kind: exponential, mean: 5s}]\njob: {}", False),
+        ("failures: [{kind: none}, {kind: trace, path: faults.json}]", True),
+        ("failures: [[{kind: [none, trace], path: faults.json}], []]", True),
+        ("spot: {trace: zones.json}", True),
+        ("spot: {regions: [{name: a, mean_up: 5h}]}", False),
+        ("inference: {requests: {trace: [a.csv, b.csv]}}", True),
+        ("study: {name: trace}", False),
+    ],
+)
+def test_intervals_over_one_trace_are_said_to_be(
+    resolved: str, replays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.results.plots.KINDS", ())
+    results = cells("spot", ("a", {"cost_usd": [1.0, 2.0, 1.5]}, DONE))
+    results.resolved = resolved
+    remark = "of this trace alone: another time may differ by more"
+    assert (remark in judge.remark(results)) == (remark in report.page(results)) == replays
 
 
 STUDY = """
