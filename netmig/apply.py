@@ -20,7 +20,16 @@ from netmig.check import Problem as Problem
 from netmig.check import Refused, problems_of
 from netmig.check import check as check
 from netmig.errors import NetworkError
-from netmig.identity import NTF_PROXY, NUD_PERMANENT, Address, Identity, Neighbour, Route, diff
+from netmig.identity import (
+    NTF_PROXY,
+    NUD_PERMANENT,
+    PROTOCOL_AWAY,
+    Address,
+    Identity,
+    Neighbour,
+    Route,
+    diff,
+)
 from netmig.journal import Created, Journal, Plugged, Proxied, Routed, Set, Shaped
 from netmig.ns import Netns
 from netmig.places import place_of
@@ -145,8 +154,10 @@ def plug_routed(applied: Applied, host: Netns, addresses: Iterable[Address]) -> 
             for end in applied.ends:
                 ours = [one for one in wanted if one.ifname == end.interface]
                 answer_for_all(host, end.name, applied.journal, {one.version for one in ours})
-                for gateway in _gateways(applied.netns, end.interface):
+                gateways = _gateways(applied.netns, end.interface)
+                for gateway in gateways:
                     _proxy(node, host, end.name, gateway, applied.journal)
+                _lead_out(applied.netns, end.interface, gateways, ours, applied.journal)
                 for one in ours:
                     scope = _LINK if one.version == 4 else 0
                     route = _route(one.ip, {"RTA_OIF": end.name}, scope=scope)
@@ -279,6 +290,35 @@ def _proxy(node: Any, host: Netns, interface: str, ip: str, journal: Journal) ->
     rtnl.change(node, "neighbour", messages.neighbour_to(one, index), "replace")
 
 
+def _lead_out(
+    netns: Netns, interface: str, gateways: list[str], addresses: Iterable[Address], journal: Journal
+) -> None:
+    """Let a pod send by its gateway what it would ask its old IPv6 neighbours for, who are not here.
+
+    The kernel's own routes to them stay, behind these. The gateway has one as well: else it would be behind
+    itself, and the kernel would take no more routes by it.
+    """
+    nets = {ipaddress.ip_network(f"{one.ip}/{one.prefix}", strict=False) for one in addresses}
+    near = sorted(str(net) for net in nets if net.version == 6 and net.prefixlen < net.max_prefixlen)
+    if not (gateways and near):
+        return
+    ways: dict[str, dict[str, Any]] = {f"{one}/128": {} for one in gateways}
+    ways |= {net: {"RTA_GATEWAY": gateways[0]} for net in near}
+    with netns.ipr() as ipr:
+        indexes = {interface: index_of(ipr, interface)}
+        for destination, way in ways.items():
+            attributes = {"RTA_OIF": interface, "RTA_PRIORITY": 1, **way}
+            route = Route(
+                destination=destination,
+                table=MAIN,
+                protocol=PROTOCOL_AWAY,
+                scope=0,
+                kind=1,
+                attributes=attributes,
+            )
+            _replace(ipr, netns, route, indexes, journal)
+
+
 def _gateways(netns: Netns, interface: str) -> list[str]:
     """IPv6 gateways of the pod, for which the node answers."""
     names = netns.names()
@@ -301,7 +341,7 @@ def _route(ip: str, attributes: dict[str, Any], scope: int = 0) -> Route:
 
 
 def _replace(node: Any, host: Netns, route: Route, indexes: dict[str, int], journal: Journal) -> None:
-    """Set the node's only route to an address; one that is there is in the journal of whoever made it."""
+    """Set a namespace's only route to an address; one that is there is in the journal of whoever made it."""
     names = host.names()
     family = AF_INET6 if ":" in route.destination else AF_INET
     listed = [messages.route_from(one, names) for one in rtnl.routes(node, family, MAIN)]

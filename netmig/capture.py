@@ -11,7 +11,7 @@ from typing import Any
 
 from netmig import messages, nft, queues, rtnl, sysctls
 from netmig.errors import NetworkError, NftError
-from netmig.identity import LOCK_TABLES, HostEnd, Identity, Link
+from netmig.identity import LOCK_TABLES, PROTOCOL_AWAY, HostEnd, Identity, Link
 from netmig.ns import Netns
 from netmig.rtnl import Message
 
@@ -61,7 +61,8 @@ def capture(netns: Netns, host: Netns | None) -> Identity:
                 _link(netns, one, names, ends.get(index), warnings) for index, one in sorted(listed.items())
             )
             addresses = tuple(messages.address_from(one, names) for one in rtnl.addresses(ipr))
-            routes = [one for family in FAMILIES for one in rtnl.routes(ipr, family)]
+            ways = [one for family in FAMILIES for one in rtnl.routes(ipr, family)]
+            routes = [one for one in ways if one.header["proto"] != PROTOCOL_AWAY]
             rules = [one for family in FAMILIES for one in rtnl.rules(ipr, family)]
             known = [one for family in FAMILIES for one in rtnl.neighbours(ipr, family)]
         identity = Identity(

@@ -27,6 +27,9 @@ NUD_PERMANENT = 0x80
 LOCK_TABLES = ("CRIU-", "torpor-hold-")
 """Tables whose names begin so are somebody's lock on the namespace, never the pod's own rules."""
 
+PROTOCOL_AWAY = 201
+"""Of a pod's routes (RTPROT_*) that torpor makes for as long as the pod is away, never the pod's own."""
+
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 

@@ -16,7 +16,7 @@ from cluster import agent, config
 from cluster.away import Absence, Absent
 from cluster.here import Here
 from netmig import rtnl
-from netmig.apply import PROTOCOL, apply, check, plug_routed
+from netmig.apply import MAIN, PROTOCOL, apply, attach, check, plug_routed
 from netmig.capture import capture
 from netmig.identity import Identity, diff, encode, global_addresses
 from netmig.ns import Netns
@@ -69,6 +69,29 @@ def asks(asker: Netns, asked: Netns, address: str) -> str:
     return str(who[0])
 
 
+def connects(caller: Netns, called: Netns, address: str) -> None:
+    """Connect by TCP and have a word sent back."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with called.inside():
+        listener = socket.create_server((address, 7777), family=family)
+    with caller.inside():
+        client = socket.socket(family)
+    with listener, client:
+        listener.settimeout(2)
+        client.settimeout(2)
+        client.connect((address, 7777))
+        with listener.accept()[0] as server:
+            server.sendall(b"word")
+            assert client.recv(100) == b"word"
+
+
+def ways(pod: Netns) -> set[tuple[str, int]]:
+    """Where it has IPv6 routes to, and who made them: `capture` leaves out what is no part of an identity."""
+    with pod.ipr() as ipr:
+        listed = rtnl.routes(ipr, socket.AF_INET6, MAIN)
+    return {(one.attributes.get("RTA_DST", "::"), one.header["proto"]) for one in listed}
+
+
 @pytest.mark.parametrize("version", [4, 6])
 def test_packets_go_both_ways(made: Nodes, tmp_path: Path, version: int) -> None:
     a = made.node("a")
@@ -81,6 +104,12 @@ def test_packets_go_both_ways(made: Nodes, tmp_path: Path, version: int) -> None
     assert check(identity, other, node, routed=True, peers=list(CLIENT.values())) == []
 
     applied = apply(identity, other, node, adopt=False, neighbours=False, routed=True)
+    unplugged = ways(other)
+    attached = attach(other, node)
+    plug_routed(attached, node, global_addresses(identity))
+    assert ways(other) > unplugged
+    attached.undo()
+    assert ways(other) == unplugged
     plug_routed(applied, node, global_addresses(identity))
 
     assert asks(client, other, POD[version]) == CLIENT[version]
@@ -102,6 +131,30 @@ def moved(
     applied = apply(identity, new, node, adopt=False, neighbours=False, routed=True)
     plug_routed(applied, node, global_addresses(identity))
     return new, identity
+
+
+def test_what_is_away_and_its_old_neighbours_reach_each_other(made: Nodes, tmp_path: Path) -> None:
+    home, network = made.node("a"), bridge_network(tmp_path / "a", first=10)
+    node, near = routed_node(made, home), made.empty("near")
+    for one in (home, node):
+        one.set_sysctl("net/ipv6/conf/default/accept_dad", "0")  # new interfaces ask for a second or two
+    cni(home, "ADD", "near", near, network)
+    stays = global_addresses(capture(near, home))
+    here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
+    away: list[tuple[Netns, Identity]] = []
+    for name in ("0" * 16, "1" * 16):
+        pod, identity = moved(made, home, node, name, network)
+        absent = Absent(migration=name, owner=name, identity=encode(identity), peer="b", via=VIA)
+        with home.inside():
+            Absence.begin(here, absent).send_on()
+        away.append((pod, identity))
+        for one, its in away:
+            for there in global_addresses(its):
+                connects(near, one, there.ip)
+            for there in stays:
+                connects(one, near, there.ip)
+            assert diff(its, capture(one, node)) == []  # what it takes home
+    connects(away[0][0], away[1][0], next(one.ip for one in global_addresses(away[1][1]) if one.version == 6))
 
 
 def test_the_first_of_two_to_come_home_takes_nothing_from_the_other(made: Nodes, tmp_path: Path) -> None:
