@@ -177,12 +177,16 @@ def start_time(pid: int) -> str:
 def interrupt(directory: Path) -> None:
     """Kill the torpor call that holds a container, so that `kill` and `delete --force` need not wait for it.
 
-    Its guardian then undoes what it was doing.
+    Its guardian then undoes what it was doing. One that has let go of the container works on for others.
     """
-    holder = _holder(directory)
-    if holder and holder[0] != os.getpid() and start_time(holder[0]) == holder[1]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(holder[0], signal.SIGKILL)
+    with contextlib.suppress(OSError), (directory / LOCK).open() as lock:
+        try:
+            # Shared: who is about to hold it is hindered for a moment, who looks as we do is not.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(directory)
+            if holder and holder[0] != os.getpid() and start_time(holder[0]) == holder[1]:
+                os.kill(holder[0], signal.SIGKILL)
 
 
 def _is_open(path: Path, descriptor: int) -> bool:
@@ -233,4 +237,5 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
         settled = not kept and not list(directory.glob(JOURNALS))
         if create and settled and _is_open(directory / LOCK, descriptor):
             remove(directory)
+        os.ftruncate(descriptor, 0)  # who is named here may be killed
         os.close(descriptor)

@@ -81,13 +81,18 @@ from pathlib import Path
 from shim import state
 with state.locked(Path(sys.argv[1]), wait_s=0, create=True):
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
+print("released", flush=True)
+time.sleep(60)
 """
 
 
 def hold(directory: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(directory)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout and process.stdout.readline() == "held\n"
     return process
@@ -119,13 +124,35 @@ def test_delete_can_interrupt_the_holder(tmp_path: Path) -> None:
 def test_interrupt_never_kills_a_stranger_with_the_pid(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "60"])
     try:
-        (tmp_path / state.LOCK).write_text(f"{stranger.pid} 1")
-        state.interrupt(tmp_path)
+        with state.locked(tmp_path, wait_s=0):
+            (tmp_path / state.LOCK).write_text(f"{stranger.pid} 1")
+            state.interrupt(tmp_path)
         time.sleep(0.05)
         assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named-yet", "not-named"])
+def test_nor_one_that_has_let_go_of_the_container(tmp_path: Path, named: bool) -> None:
+    """A checkpoint has yet to keep the place of what sleeps, while its source is deleted."""
+    state.save(tmp_path, make())
+    process = hold(tmp_path)
+    try:
+        name = (tmp_path / state.LOCK).read_text()
+        assert process.stdin and process.stdout
+        process.stdin.close()
+        assert process.stdout.readline() == "released\n"
+        assert (tmp_path / state.LOCK).read_text() == ""
+        if named:  # by an older torpor
+            (tmp_path / state.LOCK).write_text(name)
+        state.interrupt(tmp_path)
+        time.sleep(0.05)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_lock_on_a_removed_directory_is_no_lock(tmp_path: Path) -> None:
