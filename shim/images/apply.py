@@ -14,7 +14,7 @@ import stat
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from engines.api import ImageCorrupt, ImageError
 from shim.images.beneath import open_in_root
@@ -30,50 +30,106 @@ from shim.images.tarball import (
     open_tar,
     split_name,
 )
+from shim.images.tarwrite import MAX_KEPT_BYTES, kept_bytes
 
 _XATTR_PREFIX = "SCHILY.xattr."
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-_MAX_ENTRIES = 4_000_000
+_MAX_DELETED = 4_000_000
 _DEFAULT_MAX_BYTES = 1 << 40
 
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Applied:
-    """What `apply` did, as names inside the container. n_bytes: content written."""
-
-    written: tuple[str, ...]
-    deleted: tuple[str, ...]
-    n_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What a difference holds. n_bytes: content of its files, holes not counted."""
+    """What a difference holds. n_bytes: content of its files, holes not counted. deleted: relative names."""
 
-    n_entries: int
     n_bytes: int
-    deleted: tuple[Parts, ...]
+    deleted: tuple[str, ...]
 
 
-def parse_deleted(data: bytes) -> tuple[Parts, ...]:
+class _Attributes(NamedTuple):
+    uid: int
+    gid: int
+    mode: int
+    mtime_ns: int
+    xattrs: dict[str, bytes]
+
+
+class _Directory:
+    """The entries of a directory in an archive, None for what is no directory. attributes: None if only its
+    entries are in the archive.
+    """
+
+    __slots__ = ("attributes", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Directory | None] = {}
+        self.attributes: _Attributes | None = None
+
+
+class _Tree:
+    """The names of an archive as a tree, so that deep names share what they have in common."""
+
+    def __init__(self) -> None:
+        self.top = _Directory()
+        self._left_bytes = MAX_KEPT_BYTES
+
+    def put(self, parts: Parts, directory: _Attributes | None) -> None:
+        """Add a member. directory: its attributes, None for anything else. Raises BadArchive."""
+        self._charge(parts[-1] if parts else "", directory and directory.xattrs)
+        if not parts:
+            return
+        here, shown = self.top, ascii("/".join(parts)[:200])
+        for part in parts[:-1]:
+            if part not in here.entries:
+                self._charge(part, {})
+                here.entries[part] = _Directory()
+            below = here.entries[part]
+            if below is None:
+                raise BadArchive(f"{shown} lies below something that is not a directory")
+            here = below
+        present = here.entries.get(parts[-1])
+        if parts[-1] in here.entries and (present is None or directory is None):
+            raise BadArchive(f"{shown} stands in it twice, or is not a directory but has entries")
+        if directory is None:
+            here.entries[parts[-1]] = None
+            return
+        present = present or _Directory()
+        present.attributes = directory
+        here.entries[parts[-1]] = present
+
+    def find(self, parts: Parts) -> _Directory | None:
+        """The directory of this name, None if none is in the archive."""
+        here: _Directory | None = self.top
+        for part in parts:
+            here = here and here.entries.get(part)
+        return here
+
+    def _charge(self, name: str, xattrs: dict[str, bytes] | None) -> None:
+        self._left_bytes -= kept_bytes(name, xattrs)
+        if self._left_bytes < 0:
+            raise BadArchive("it is larger than the limit")
+
+
+def parse_deleted(data: bytes) -> tuple[str, ...]:
     """Read deleted.files: a JSON list of names, with or without a leading slash. Raises ImageCorrupt."""
     try:
+        if data.count(b",") > _MAX_DELETED:
+            raise BadArchive("it is larger than the limit")
         names = json.loads(data)
         if names is None:  # what an empty list of Go looks like
             return ()
         if not isinstance(names, list):
             raise BadArchive("it is no JSON list of names")
-        found: list[Parts] = []
+        found: list[str] = []
         for name in cast("list[object]", names):
             if not isinstance(name, str):
                 raise BadArchive("it is no JSON list of names")
-            parts = split_name(name.lstrip("/"))
-            if not parts:
+            found.append(name.lstrip("/"))
+            if not split_name(found[-1]):
                 raise BadArchive(f"the name {name!a} is the root itself")
-            found.append(parts)
     except (ValueError, RecursionError, BadArchive) as error:
         raise ImageCorrupt(
             f"could not read the list of deleted files: {error}; checkpoint or import again"
@@ -90,45 +146,36 @@ def check_diff(
     Raises ImageCorrupt on anything that `apply` must not do.
     """
     gone = parse_deleted(deleted)
-    kinds: dict[Parts, bool] = {}  # True: a directory
-    parents: set[Parts] = set()
-    n_bytes = n_entries = 0
+    tree = _Tree()
+    n_bytes = 0
     with open_tar(diff, what="the rootfs difference", max_bytes=2 * max_bytes) as tar:
         for info in members(tar):
-            n_entries += 1
-            parts = _check_member(info, kinds, parents, whiteouts)
+            parts = _check_member(info, tree, whiteouts)
             if parts and parts[-1].startswith(_WHITEOUT) and whiteouts == "oci":
                 continue
             if info.isreg():
                 pieces = cast("list[tuple[int, int]] | None", getattr(info, "sparse", None))
                 n_bytes += info.size if pieces is None else sum(length for _, length in pieces)
-            if n_bytes > max_bytes or n_entries > _MAX_ENTRIES:
+            if n_bytes > max_bytes:
                 raise BadArchive("it is larger than the limit")
-    return Checked(n_entries=n_entries, n_bytes=n_bytes, deleted=gone)
+    return Checked(n_bytes=n_bytes, deleted=gone)
 
 
-def _check_member(
-    info: tarfile.TarInfo, kinds: dict[Parts, bool], parents: set[Parts], whiteouts: Whiteouts
-) -> Parts:
+def _check_member(info: tarfile.TarInfo, tree: _Tree, whiteouts: Whiteouts) -> Parts:
     parts = split_name(info.name)
+    attributes = _attributes(info)
     shown = ascii(info.name[:200])
     if not parts:
         if not info.isdir():
             raise BadArchive("its top directory is not a directory")
+        tree.put(parts, attributes)
         return parts
     if not (info.isreg() or info.isdir() or info.issym() or info.islnk() or info.isfifo()):
         raise BadArchive(f"{shown} is a {kind_of(info)}, which is never restored")
-    if parts in kinds and not (kinds[parts] and info.isdir()):
-        raise BadArchive(f"{shown} stands in it twice")
-    for depth in range(1, len(parts)):
-        if not kinds.get(parts[:depth], True):
-            raise BadArchive(f"{shown} lies below something that is not a directory")
-        parents.add(parts[:depth])
-    if not info.isdir() and parts in parents:
-        raise BadArchive(f"{shown} is not a directory but has entries")
+    tree.put(parts, attributes if info.isdir() else None)
     if info.islnk():
         target = split_name(info.linkname)
-        if not target or target == parts or kinds.get(target, False):
+        if not target or target == parts or tree.find(target):
             raise BadArchive(f"{shown} is a hard link to {info.linkname[:200]!a}, which is no file")
     if info.issym() and (
         not info.linkname or "\0" in info.linkname or len(os.fsencode(info.linkname)) > 4095
@@ -138,16 +185,26 @@ def _check_member(
         name = parts[-1].removeprefix(_WHITEOUT)
         if name in {"", ".", ".."}:
             raise BadArchive(f"{shown} marks nothing as deleted")
-    mtime_ns(info)
-    if not (0 <= info.uid < 2**32 - 1 and 0 <= info.gid < 2**32 - 1):
-        raise BadArchive(f"{shown} has the owner {info.uid}:{info.gid}")
-    kinds[parts] = info.isdir()
     return parts
+
+
+def _attributes(info: tarfile.TarInfo) -> _Attributes:
+    """What a member's file is to have besides content. Raises BadArchive."""
+    if not (0 <= info.uid < 2**32 - 1 and 0 <= info.gid < 2**32 - 1):
+        raise BadArchive(f"{info.name[:200]!a} has the owner {info.uid}:{info.gid}")
+    kept = {
+        name: value.encode("utf-8", "surrogateescape")
+        for key, value in info.pax_headers.items()
+        if key.startswith(_XATTR_PREFIX) and (name := key.removeprefix(_XATTR_PREFIX)).startswith(KEPT_XATTRS)
+    }
+    if any("\0" in name for name in kept):
+        raise BadArchive(f"{info.name[:200]!a} has an extended attribute without a valid name")
+    return _Attributes(info.uid, info.gid, info.mode & 0o7777, mtime_ns(info), kept)
 
 
 def apply(
     rootfs_path: Path, diff: BinaryIO, deleted: bytes, *, whiteouts: Whiteouts = "deleted.files"
-) -> Applied:
+) -> None:
     """Apply a difference below a mounted root.
 
     diff: the open archive, seekable. deleted: content of deleted.files, b"[]" for none. whiteouts: whether
@@ -173,8 +230,8 @@ def apply(
             with open_tar(diff, what="the rootfs difference", max_bytes=2 * _DEFAULT_MAX_BYTES) as tar:
                 for info in members(tar):
                     job.add(tar, info)
-            for parts in checked.deleted:
-                job.delete(parts)
+            for name in checked.deleted:
+                job.delete(split_name(name))
             job.finish()
         finally:
             job.close()
@@ -185,20 +242,15 @@ def apply(
     finally:
         if root_fd >= 0:
             os.close(root_fd)
-    return Applied(written=tuple(job.written), deleted=tuple(job.deleted), n_bytes=job.n_bytes)
 
 
 class _Job:
     """The second pass: everything is done with descriptors of parent directories."""
 
     def __init__(self, root_fd: int, *, oci: bool) -> None:
-        self.written: list[str] = []
-        self.deleted: list[str] = []
-        self.n_bytes = 0
         self._root_fd = root_fd
         self._oci = oci
-        self._done: set[Parts] = set()
-        self._directories: list[tuple[Parts, tarfile.TarInfo]] = []
+        self._tree = _Tree()
         self._parent: tuple[Parts, int] | None = None  # the last one, as neighbours share it
 
     def close(self) -> None:
@@ -222,14 +274,12 @@ class _Job:
             if present is None or not stat.S_ISDIR(present.st_mode):
                 _remove(parent_fd, name, present)
                 os.mkdir(name, 0o700, dir_fd=parent_fd)
-            self._directories.append((parts, info))  # children still change its times
         else:
             if info.islnk() and split_name(info.linkname) == parts:
                 raise BadArchive(f"{info.name[:200]!a} is a hard link to itself")
             _remove(parent_fd, name, present)
             self._make(tar, info, parent_fd, name)
-        self._done.add(parts)
-        self.written.append("/" + "/".join(parts))
+        self._tree.put(parts, _attributes(info) if info.isdir() else None)
 
     def _make(self, tar: tarfile.TarFile, info: tarfile.TarInfo, parent_fd: int, name: str) -> None:
         if info.issym():
@@ -241,20 +291,19 @@ class _Job:
         elif info.isfifo():
             os.mkfifo(name, 0o600, dir_fd=parent_fd)
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
-            self._dress(info, fd)
+            _dress(_attributes(info), fd)
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(name, flags, 0o600, dir_fd=parent_fd)
             try:
                 for offset, data in chunks(tar, info):
                     _write_at(fd, data, offset)
-                    self.n_bytes += len(data)
                 if os.fstat(fd).st_size != info.size:
                     os.ftruncate(fd, info.size)  # ends in a hole
             except BaseException:
                 os.close(fd)
                 raise
-            self._dress(info, fd)
+            _dress(_attributes(info), fd)
 
     def _link(self, info: tarfile.TarInfo, parent_fd: int, name: str) -> None:
         target = split_name(info.linkname)
@@ -269,21 +318,6 @@ class _Job:
         finally:
             os.close(target_fd)
 
-    @staticmethod
-    def _dress(info: tarfile.TarInfo, fd: int) -> None:
-        """Owner first: it clears set-id bits and capabilities. Times last. Closes the descriptor."""
-        try:
-            os.fchown(fd, info.uid, info.gid)
-            for key, value in info.pax_headers.items():
-                name = key.removeprefix(_XATTR_PREFIX)
-                if key.startswith(_XATTR_PREFIX) and name.startswith(KEPT_XATTRS):
-                    os.setxattr(fd, name, value.encode("utf-8", "surrogateescape"))
-            os.fchmod(fd, info.mode & 0o7777)
-            moment = mtime_ns(info)
-            os.utime(fd, ns=(moment, moment))
-        finally:
-            os.close(fd)
-
     def delete(self, parts: Parts) -> None:
         """Delete a name of the container image; one that is not there counts as deleted."""
         try:
@@ -296,31 +330,37 @@ class _Job:
             present = _lstat(parent_fd, parts[-1])
             if present is not None:
                 _remove(parent_fd, parts[-1], present)
-                self.deleted.append("/" + "/".join(parts))
         finally:
             os.close(parent_fd)
 
     def _clear(self, parts: Parts) -> None:
         """Delete what the container image has in a directory, but not what this archive put there."""
+        ours = self._tree.find(parts)
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._open_parent(parts))
         try:
             for name in os.listdir(fd):  # noqa: PTH208  # of a descriptor
-                if (*parts, name) not in self._done:
+                if ours is None or name not in ours.entries:
                     _remove(fd, name, _lstat(fd, name))
-                    self.deleted.append("/" + "/".join((*parts, name)))
         finally:
             os.close(fd)
 
     def finish(self) -> None:
-        """Give the directories their attributes, the deepest first."""
-        for parts, info in sorted(self._directories, key=lambda pair: -len(pair[0])):
-            parent_fd = self._resolve(parts[:-1])
-            try:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                fd = os.open(parts[-1], flags, dir_fd=parent_fd)
-            finally:
-                os.close(parent_fd)
-            self._dress(info, fd)
+        """Give the directories their attributes, as what is put into them changes their times."""
+        self._finish(self._tree.top, ())
+
+    def _finish(self, directory: _Directory, parts: Parts) -> None:
+        for name, below in directory.entries.items():
+            if below is not None:
+                self._finish(below, (*parts, name))
+        if directory.attributes is None:
+            return
+        parent_fd = self._resolve(parts[:-1])
+        try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(parts[-1], flags, dir_fd=parent_fd)
+        finally:
+            os.close(parent_fd)
+        _dress(directory.attributes, fd)
 
     def _resolve(self, parts: Parts) -> int:
         return open_in_root(self._root_fd, "/".join(parts) or ".", os.O_PATH | os.O_DIRECTORY)
@@ -346,6 +386,18 @@ class _Job:
         finally:
             os.close(above)
         return self._resolve(parts)
+
+
+def _dress(attributes: _Attributes, fd: int) -> None:
+    """Owner first: it clears set-id bits and capabilities. Times last. Closes the descriptor."""
+    try:
+        os.fchown(fd, attributes.uid, attributes.gid)
+        for name, value in attributes.xattrs.items():
+            os.setxattr(fd, name, value)
+        os.fchmod(fd, attributes.mode)
+        os.utime(fd, ns=(attributes.mtime_ns, attributes.mtime_ns))
+    finally:
+        os.close(fd)
 
 
 def _lstat(dir_fd: int, name: str) -> os.stat_result | None:

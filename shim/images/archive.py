@@ -44,6 +44,7 @@ from shim.log import now
 
 DEFAULT_MAX_BYTES = 256 << 30
 _MAX_MEMBERS = 100_000
+_MAX_NAMES_BYTES = 32 << 20
 
 Inspect = Callable[[str, Path], Needs]
 """Given an engine's name and a directory that it wrote, what the image needs. Raises EngineError."""
@@ -192,12 +193,13 @@ class _Extraction:
         return f"{layout.CHECKPOINT}/{layout.EXTRAS_PREFIX}{layout.MANIFEST}" in self.names
 
     def run(self, file: BinaryIO) -> None:
-        n_members = 0
+        n_members = n_bytes = 0
         # Twice the limit: headers and padding count too where the archive is compressed.
         with open_tar(file, what=_WHAT, max_bytes=2 * self._max_bytes) as tar:
             for info in members(tar):
                 n_members += 1
-                if n_members > _MAX_MEMBERS:
+                n_bytes += len(info.name)
+                if n_members > _MAX_MEMBERS or n_bytes > _MAX_NAMES_BYTES:
                     raise BadArchive("it has too many members")
                 self._take(tar, info, file)
 
@@ -318,11 +320,11 @@ def _refuse_shared_memory(staged: Path, extracted: _Extraction) -> None:
         return
     path = staged / _SHM
     with path.open("rb") as file, open_tar(file, what=f"{_SHM} of the archive", max_bytes=1 << 40) as tar:
-        held = [info.name for info in members(tar) if split_name(info.name)]
-    if held:
+        first = next((info.name for info in members(tar) if split_name(info.name)), "")
+    if first:
         raise NotSupported(
-            f"could not import the archive: it keeps {len(held)} files of the container's /dev/shm (the "
-            f"first is {held[0][:200]!a}), which only Podman puts back; restore it with "
+            "could not import the archive: it keeps files of the container's /dev/shm (the "
+            f"first is {first[:200]!a}), which only Podman puts back; restore it with "
             "`podman container restore`"
         )
     path.unlink()

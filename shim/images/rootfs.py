@@ -20,7 +20,17 @@ from shim.images.layout import DELETED_FILES, ROOTFS_DIFF
 from shim.images.manifest import Rootfs
 from shim.images.mounts import MountEntry, mount_at, mounts_below, read_mounts, unescape
 from shim.images.seal import cause_of
-from shim.images.tarwrite import DIRECTORY, FIFO, HARD_LINK, SYMBOLIC_LINK, TarWriter
+from shim.images.tarwrite import (
+    DIRECTORY,
+    FIFO,
+    HARD_LINK,
+    MAX_DEPTH,
+    MAX_HEADER_BYTES,
+    MAX_KEPT_BYTES,
+    SYMBOLIC_LINK,
+    TarWriter,
+    kept_bytes,
+)
 
 _ESCAPED_COLON = "\\:"
 
@@ -62,6 +72,7 @@ class _Writer:
     deleted: list[str] = field(default_factory=list[str])
     skipped: list[str] = field(default_factory=list[str])
     n_entries: int = 0
+    n_kept_bytes: int = 0
 
 
 def find_rootfs(bundle_path: Path, root_path: str = "rootfs") -> RootfsView:
@@ -120,9 +131,9 @@ def write_diff(
 
     mount_points: destinations of the specification's mounts; empty files that the runtime made there are
     left out. full_copy: keep a plain directory whole. Sockets (CRIU makes them again) and device nodes are
-    left out and named in the result. Raises NotSupported for a plain directory without `full_copy` and for
-    renamed directories that only point into a lower layer, ImageError if writing fails; then neither file is
-    left.
+    left out and named in the result. Raises NotSupported for a plain directory without `full_copy`, for
+    renamed directories that only point into a lower layer and for what no restore would take (too deep, too
+    much), ImageError if writing fails; then neither file is left.
     """
     if view.kind == "directory" and not full_copy:
         raise NotSupported(
@@ -214,7 +225,7 @@ class _Walk:
             return False
         attributes = _xattrs(path)
         kept = {os.fsencode(key): data for key, data in attributes.items() if key.startswith(KEPT_XATTRS)}
-        writer.n_entries += 1
+        self._check(name, kept, directory=stat.S_ISDIR(mode))
         raw = os.fsencode(name)
         if stat.S_ISDIR(mode):
             if self._mark + "redirect" in attributes:
@@ -239,6 +250,24 @@ class _Walk:
             bare = self._overlay and self._mark + "metacopy" in attributes
             self._add_file(raw, f"{writer.view.path}/{name}" if bare else path, status, kept)
         return False
+
+    def _check(self, name: str, xattrs: dict[bytes, bytes], *, directory: bool) -> None:
+        """Refuse while the source still runs what no restore would take."""
+        writer = self._writer
+        writer.n_entries += 1
+        writer.n_kept_bytes += kept_bytes(name.rpartition("/")[2], xattrs if directory else None)
+        if directory and name.count("/") >= MAX_DEPTH - 1:
+            cause = f"directory {'/' + name[:200]!a}... lies deeper than {MAX_DEPTH - 1} levels"
+        elif sum(len(key) + len(data) + 32 for key, data in xattrs.items()) > MAX_HEADER_BYTES - (64 << 10):
+            cause = f"the extended attributes of {'/' + name[-200:]!a} are too large"
+        elif writer.n_kept_bytes > MAX_KEPT_BYTES:
+            cause = f"it holds more than {writer.n_entries - 1} changed files and directories"
+        else:
+            return
+        raise NotSupported(
+            f"could not keep rootfs '{writer.view.path}': {cause}; remove what is not needed or keep it on a volume",
+            after="running",
+        )
 
     def _add_file(self, raw: bytes, path: str, status: os.stat_result, kept: dict[bytes, bytes]) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,13 +1,14 @@
 """Reading tar archives that may have been made by an enemy.
 
-Python's tarfile stops silently at a damaged header, trusts the sizes of extended headers and keeps every
-member in memory; this module does not.
+Python's tarfile stops silently at a damaged header, trusts the sizes of extended headers and of lists of
+holes, and keeps every member in memory; this module does not.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import math
 import tarfile
 import zlib
 from collections.abc import Generator, Iterator
@@ -17,8 +18,10 @@ from typing import IO, Any, Self, cast
 import zstandard
 
 from engines.api import ImageCorrupt
+from shim.images.tarwrite import MAX_DEPTH, MAX_HEADER_BYTES
 
-MAX_HEADER_BYTES = 1 << 20
+_MAX_HEADERS_BYTES = 4 * MAX_HEADER_BYTES  # all that belong to one member, with the list of its holes
+_MAX_GLOBAL_BYTES = 16 << 10  # they hold for every member that follows, so tarfile keeps them
 MAX_NAME_BYTES = 4096
 MAX_COMPONENT_BYTES = 255
 _N_MAGIC_BYTES = 4
@@ -52,7 +55,49 @@ class _StrictInfo(tarfile.TarInfo):
         # The documented place to look at a header before tarfile acts on it.
         if self.size < 0 or (self.type in _EXTENDED and self.size > MAX_HEADER_BYTES):
             raise BadArchive(f"an extended header claims {self.size} bytes")
+        if self.type == tarfile.XGLTYPE:
+            cast("_StrictTar", tar).charge_global(tarfile.BLOCKSIZE + self.size)
         return cast("Any", super())._proc_member(tar)
+
+
+class _Metered:
+    """What tarfile reads from, with a limit (bytes) on what it may take."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.left: float = math.inf
+        self.seek = file.seek
+        self.tell = file.tell
+        self.close = file.close
+
+    def seekable(self) -> bool:
+        return True  # forward at least
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise BadArchive("a header is larger than the limit")
+        return data
+
+
+class _StrictTar(tarfile.TarFile):
+    def __init__(self, name: str | None, mode: Any, fileobj: IO[bytes], **options: Any) -> None:
+        self._meter = _Metered(fileobj)
+        self._global_left = _MAX_GLOBAL_BYTES
+        super().__init__(name, mode, cast("Any", self._meter), **options)
+
+    def next(self) -> tarfile.TarInfo | None:
+        self._meter.left = _MAX_HEADERS_BYTES
+        info = super().next()
+        self._meter.left = math.inf
+        self.members = []  # tarfile would keep all of them
+        return info
+
+    def charge_global(self, n_bytes: int) -> None:
+        self._global_left -= n_bytes
+        if self._global_left < 0:
+            raise BadArchive("its global headers are larger than the limit")
 
 
 _HEADER_ERROR: type[Exception] = tarfile.HeaderError
@@ -104,7 +149,7 @@ def open_tar(file: IO[bytes], *, what: str, max_bytes: int) -> Generator[tarfile
     """Open a tar archive, plain or compressed with gzip or zstd, recognised by its first bytes.
 
     file: seekable, at its start. max_bytes: how much may come out of it. what: the archive in words, for
-    messages. A BadArchive inside the block comes out as ImageCorrupt.
+    messages. A BadArchive inside the block comes out as ImageCorrupt, and so does the end of memory or stack.
     """
     try:
         magic = file.read(_N_MAGIC_BYTES)
@@ -116,7 +161,7 @@ def open_tar(file: IO[bytes], *, what: str, max_bytes: int) -> Generator[tarfile
             reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
             source, mode = cast("IO[bytes]", reader), "r|"
         with _damage():
-            tar = cast("Any", tarfile).open(
+            tar = cast("Any", _StrictTar).open(
                 fileobj=_Capped(source, max_bytes) if mode == "r|" else source,
                 mode=mode,
                 tarinfo=_StrictInfo,
@@ -128,6 +173,11 @@ def open_tar(file: IO[bytes], *, what: str, max_bytes: int) -> Generator[tarfile
             yield tar
     except BadArchive as error:
         raise ImageCorrupt(f"could not read {what}: {error}; make it again") from error
+    except (MemoryError, RecursionError) as error:
+        raise ImageCorrupt(
+            f"could not read {what}: it takes more memory or deeper directories than this node has; "
+            "make it again with less in it"
+        ) from error
 
 
 def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -137,7 +187,6 @@ def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             info = tar.next()
         if info is None:
             return
-        cast("Any", tar).members = []  # tarfile would keep all of them
         yield info
 
 
@@ -182,6 +231,8 @@ def split_name(name: str) -> tuple[str, ...]:
     parts = tuple(part for part in name.split("/") if part not in {"", "."})
     if ".." in parts:
         raise BadArchive(f"the name {shown} leads out of its directory by '..'")
+    if len(parts) > MAX_DEPTH:
+        raise BadArchive(f"the name {shown} lies deeper than {MAX_DEPTH} levels")
     raw = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
     if any(n_bytes > MAX_COMPONENT_BYTES for n_bytes in raw) or sum(raw) + len(raw) > MAX_NAME_BYTES:
         raise BadArchive(f"the name {shown} is too long")

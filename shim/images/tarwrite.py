@@ -10,6 +10,9 @@ import errno
 import os
 import stat
 import struct
+import sys
+from collections.abc import Mapping
+from typing import AnyStr
 
 XATTR_PREFIX = b"SCHILY.xattr."
 REGULAR, HARD_LINK, SYMBOLIC_LINK, DIRECTORY, FIFO = b"0", b"1", b"2", b"5", b"6"
@@ -21,6 +24,13 @@ _MAX_ID = 0o7777777
 _MAX_SIZE = 0o77777777777
 _BUFFER_BYTES = 1 << 20
 _WORTHWHILE_HOLE_BYTES = 64 << 10  # smaller holes are written out
+_PAGE_BYTES = 4096
+
+# What the reader accepts, so that no checkpoint makes an archive that no restore takes.
+MAX_DEPTH = 256  # names in a path; Python's own removal of trees goes little deeper
+MAX_HEADER_BYTES = 1 << 20  # of one extended header
+MAX_PIECES = 50_000  # of a file with holes
+MAX_KEPT_BYTES = 512 << 20  # memory for names, and for what is set last on directories
 
 Pieces = list[tuple[int, int]]
 
@@ -204,6 +214,29 @@ def data_pieces(fd: int, status: os.stat_result) -> Pieces | None:
             raise
         offset = os.lseek(fd, start, os.SEEK_HOLE)
         pieces.append((start, offset - start))
+    pieces = _fewer(pieces)
     if not pieces or sum(pieces[-1]) < size_bytes:
         pieces.append((size_bytes, 0))  # GNU tar takes the end of the last piece for the end of the file
     return pieces
+
+
+def _fewer(pieces: Pieces) -> Pieces:
+    """Fill the smallest holes until a reader's memory holds the list."""
+    hole_bytes = _PAGE_BYTES
+    while len(pieces) >= MAX_PIECES:
+        merged = pieces[:1]
+        for offset, length in pieces[1:]:
+            start, before = merged[-1]
+            if offset - (start + before) <= hole_bytes:
+                merged[-1] = (start, offset + length - start)
+            else:
+                merged.append((offset, length))
+        pieces, hole_bytes = merged, 2 * hole_bytes
+    return pieces
+
+
+def kept_bytes(name: str, xattrs: Mapping[AnyStr, bytes] | None) -> int:
+    """Memory that a reader needs for a member until the end (measured). xattrs: None for no directory."""
+    if xattrs is None:
+        return sys.getsizeof(name) + 80
+    return sys.getsizeof(name) + 520 + sum(200 + 4 * len(key) + len(value) for key, value in xattrs.items())

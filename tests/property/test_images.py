@@ -13,13 +13,15 @@ from pathlib import Path
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 
-from engines.api import EngineError, ImageCorrupt, ImageError, Needs
+from engines.api import EngineError, ImageCorrupt, ImageError, Needs, NotSupported
 from shim.errors import ShimError, UsageError
 from shim.images.apply import apply, check_diff
 from shim.images.archive import import_archive
 from shim.images.layout import Reference, parse_reference
 from shim.images.manifest import parse_manifest
+from shim.images.rootfs import RootfsView, write_diff
 from shim.images.store import Store
 
 NEEDS = Needs(engine="criu", image_version="1", tasks=(), namespaces={})
@@ -32,8 +34,28 @@ KINDS = [
     tarfile.FIFOTYPE,
     tarfile.CHRTYPE,
     tarfile.CONTTYPE,
+    tarfile.GNUTYPE_SPARSE,
     b"V",
 ]
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        [
+            "comment",
+            "mtime",
+            "size",
+            "path",
+            "linkpath",
+            "SCHILY.xattr.user.a",
+            "SCHILY.xattr.user.\0",
+            "GNU.sparse.major",
+            "GNU.sparse.minor",
+            "GNU.sparse.map",
+            "GNU.sparse.realsize",
+        ]
+    ),
+    st.sampled_from(["", "0", "1", "7", "0,1,4,2", "a/b", "-1.5", "9" * 40]),
+    max_size=3,
+)
 PARTS = st.sampled_from(
     [
         "a",
@@ -55,6 +77,7 @@ PARTS = st.sampled_from(
 NAMES = st.one_of(
     st.lists(PARTS, min_size=1, max_size=4).map("/".join),
     st.text(min_size=1, max_size=12),
+    st.integers(250, 2000).map(lambda depth: "d/" * depth + "x"),
     st.sampled_from(
         ["spec.dump", "config.dump", "rootfs-diff.tar", "deleted.files", "devshm-checkpoint.tar"]
     ),
@@ -65,12 +88,14 @@ NAMES = st.one_of(
 def archives(draw: st.DrawFn) -> bytes:
     """A tar archive of odd members, perhaps compressed, perhaps damaged."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=draw(st.sampled_from([0, 1, 2]))) as tar:
+    form, everywhere = draw(st.sampled_from([0, 1, 2])), draw(st.one_of(st.just({}), HEADERS))
+    with tarfile.open(fileobj=buffer, mode="w", format=form, pax_headers=everywhere) as tar:
         for name in draw(st.lists(NAMES, max_size=6)):
             info = tarfile.TarInfo(name.replace("\0", "_") if draw(st.booleans()) else name)
             info.type = draw(st.sampled_from(KINDS))
             info.mode = draw(st.integers(0, 0o7777))
             info.linkname = draw(NAMES)
+            info.pax_headers = draw(HEADERS)
             info.mtime = draw(st.sampled_from([0, 1.5, 2**33]))
             content = draw(st.binary(max_size=700)) if info.isreg() else b""
             info.size = len(content)
@@ -150,6 +175,33 @@ def test_apply_of_anything(data: bytes, deleted: object, oci: bool) -> None:
         assert outside(base) == before
         assert sorted(path.name for path in base.iterdir()) == ["root", "victim"]
         os.chmod(root, 0o700)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    names=st.lists(st.lists(st.sampled_from(["a", "b", "é", "n" * 40]), min_size=1, max_size=6), max_size=8),
+    most_bytes=st.integers(0, 20_000),
+    most_depth=st.integers(1, 8),
+)
+def test_restore_takes_what_a_checkpoint_took(
+    names: list[list[str]], most_bytes: int, most_depth: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, MonkeyPatch.context() as patch:
+        base = Path(directory)
+        (base / "tree").mkdir()
+        for parts in names:
+            (base / "tree").joinpath(*parts).mkdir(parents=True, exist_ok=True)
+            (base / "tree").joinpath(*parts, "file").touch()
+        for module in ("rootfs", "apply"):
+            patch.setattr(f"shim.images.{module}.MAX_KEPT_BYTES", most_bytes)
+        for module in ("rootfs", "tarball"):
+            patch.setattr(f"shim.images.{module}.MAX_DEPTH", most_depth)
+        try:
+            write_diff(RootfsView(path=base / "tree", kind="directory"), base, full_copy=True)
+        except NotSupported:
+            return
+        with (base / "rootfs-diff.tar").open("rb") as diff:
+            check_diff(diff, b"[]", whiteouts="deleted.files")
 
 
 @given(text=st.text(max_size=40), namespace=st.sampled_from(["", "ns"]))

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from engines.api import ImageCorrupt, ImageError
-from shim.images.apply import Applied, apply, check_diff
+from shim.images.apply import apply, check_diff
 from shim.images.manifest import Whiteouts
 
 Member = tuple[str, bytes, dict[str, object]]
@@ -74,8 +74,8 @@ def run(
     deleted: object = (),
     whiteouts: Whiteouts = "deleted.files",
     pack: Callable[[bytes], bytes] = bytes,
-) -> Applied:
-    return apply(root, io.BytesIO(pack(archive(members))), json.dumps(deleted).encode(), whiteouts=whiteouts)
+) -> None:
+    apply(root, io.BytesIO(pack(archive(members))), json.dumps(deleted).encode(), whiteouts=whiteouts)
 
 
 FILE, LINK, HARD, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
@@ -192,12 +192,10 @@ def test_directory_and_file_change_places(root: Path) -> None:
     (root / "tree/deep").mkdir(parents=True)
     (root / "tree/deep/file").touch()
     (root / "tree/out").symlink_to(root.parent / "victim")
-    done = run(root, [member("tree", data=b"f"), member("etc/passwd", DIR, mode=0o750)], ["/usr"])
+    run(root, [member("tree", data=b"f"), member("etc/passwd", DIR, mode=0o750)], ["/usr"])
     assert (root / "tree").read_bytes() == b"f"
     assert (root / "etc/passwd").is_dir()
     assert not (root / "usr").exists()
-    assert done.deleted == ("/usr",)
-    assert done.written == ("/tree", "/etc/passwd")
     assert (root.parent / "victim/file").exists()
 
 
@@ -253,10 +251,9 @@ def test_oci_whiteouts(root: Path, pack: Callable[[bytes], bytes]) -> None:
         member("etc/.wh.passwd", data=b""),
         member("nowhere/.wh.thing", data=b""),
     ]
-    done = run(root, members, whiteouts="oci", pack=pack)
+    run(root, members, whiteouts="oci", pack=pack)
     assert os.listdir(root / "data") == ["new"]
     assert not (root / "etc/passwd").exists()
-    assert sorted(done.deleted) == ["/data/file", "/data/old", "/etc/passwd"]
 
 
 @pytest.mark.parametrize("name", [".wh.", ".wh...", ".wh..", "a/.wh..."])
