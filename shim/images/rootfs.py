@@ -265,7 +265,8 @@ class _Walk:
         else:
             return
         raise NotSupported(
-            f"could not keep rootfs '{writer.view.path}': {cause}; remove what is not needed or keep it on a volume",
+            f"could not keep rootfs '{writer.view.path}': {cause}; "
+            "remove what is not needed or keep it on a volume",
             after="running",
         )
 
