@@ -14,7 +14,7 @@ from netmig.lease import Owner
 from shim import bundle, log
 from shim.cli.node import Node
 from shim.config import engine_settings
-from shim.errors import ShimError
+from shim.errors import NoContainer, ShimError
 
 _NOTES_BYTES = 16 << 20
 NEEDED = frozenset({"phases", "verdict", "held-restore", "tcp-established", "external-netns"})
@@ -41,11 +41,11 @@ class Here:
         return engine
 
     def status(self, engine: str, root: str, container_id: str) -> str:
-        """What the runtime says of a container, "" if it knows none."""
+        """What the runtime says of a container, "" if it knows none. Raises ShimError if it does not tell."""
         try:
             config = self.node.of_engine(engine).config
             return bundle.runtime_state(config.runtime_path, root, container_id).status
-        except ShimError:
+        except NoContainer:
             return ""
 
     def check_runs(self, engine: str, root: str, container_id: str) -> None:

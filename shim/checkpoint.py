@@ -34,7 +34,7 @@ from engines.api import (
 from netmig.errors import NetworkError
 from shim import annotations, bundle, identity, log, prospects, signals, state, timing
 from shim.config import Config, engine_settings
-from shim.errors import NoContainer, ShimError
+from shim.errors import NoContainer, ShimError, Unsettled
 from shim.images import layout, rootfs
 from shim.images.documents import decode, encode, encode_needs
 from shim.images.layout import Reference
@@ -292,7 +292,8 @@ def settle(config: Config, store: Store) -> None:
     """Decide about images whose checkpoint was killed after they got their name.
 
     If the source is gone the image is all there is, and stays; if it lives, the image goes. Those that are
-    being taken now are left alone. Raises EngineError, ShimError.
+    being taken now are left alone, and so are those whose runtime does not tell: they wait, and cannot be
+    used. Raises EngineError, ShimError.
     """
     for image in store.unsettled():
         data = (image.path / layout.PENDING).read_bytes()
@@ -304,17 +305,22 @@ def settle(config: Config, store: Store) -> None:
             theirs, find_tools(config.tools_path), pending.root, Path(pending.directory)
         )
         registry.create(image.manifest.engine.name, settings).undo(pending.container_id)
-        with store.staging() as trash:
-            verdict = _decide(store, image, trash, settings, pending.container_id)
+        try:
+            with store.staging() as trash:
+                verdict = _decide(store, image, trash, settings, pending.container_id)
+        except Unsettled:
+            continue
         log.audit(config.store_path, "settle", image=str(image.reference), verdict=verdict)
 
 
 def _lives(settings: EngineSettings, container_id: str) -> bool:
-    """Whether the source of an image is there to run on. Raises ShimError if its runtime does not tell."""
+    """Whether the source of an image is there to run on. Raises Unsettled if its runtime does not tell."""
     try:
         found = bundle.runtime_state(settings.runtime_path, str(settings.root_path), container_id)
     except NoContainer:
         return False
+    except ShimError as error:
+        raise Unsettled(str(error)) from error
     return found.status != "stopped"
 
 

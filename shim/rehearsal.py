@@ -20,7 +20,7 @@ from engines.pods import PodEngine
 from shim import bundle, network, prospects
 from shim.annotations import Network, Use
 from shim.config import Config
-from shim.errors import ShimError
+from shim.errors import NoContainer, ShimError
 from shim.images import layout
 from shim.images.apply import apply
 from shim.images.store import Image, Store
@@ -111,7 +111,7 @@ def _finding(rule: str, message: str, severity: Severity = "refuse") -> Finding:
 def _identity(config: Config, target: Target) -> Iterator[Finding]:
     try:
         there = bundle.runtime_state(config.runtime_path, target.root, target.container_id)
-    except ShimError:
+    except NoContainer:
         return
     yield Finding(
         rule="restore.id",

@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from shim import bundle, log, state
-from shim.errors import ShimError, UsageError
+from shim.errors import NoContainer, ShimError, UsageError
 from shim.verbs.context import Context
 
 # What runsc says of a container whose sandbox is gone, or that has ended.
@@ -71,7 +71,7 @@ def _end_forgotten(context: Context) -> bool:
         return False
     try:
         bundle.runtime_state(context.config.runtime_path, context.call.root, context.container_id)
-    except ShimError:
+    except NoContainer:
         attendant.end(context.directory)
         return True
     return False

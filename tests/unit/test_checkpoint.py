@@ -29,7 +29,7 @@ from engines.guard import remove_partial
 from shim import checkpoint, leases, signals, state
 from shim.checkpoint import Source, Wanted, into_store, take
 from shim.config import Config
-from shim.errors import ShimError, Unsettled
+from shim.errors import Unsettled
 from shim.images import layout
 from shim.images import store as store_module
 from shim.images.layout import Reference
@@ -236,8 +236,7 @@ def test_nobody_decides_while_the_runtime_cannot_be_asked(
     for _ in range(2):
         with pytest.raises(Unsettled):
             place.store.resolve(WEB)
-        with pytest.raises(ShimError, match="Cannot allocate memory"):
-            place.settle(monkeypatch)
+        place.settle(monkeypatch)  # the checkpoints of others go on
     place.lives(False)
     place.settle(monkeypatch)
     assert place.store.resolve(WEB)
