@@ -170,6 +170,8 @@ def _came(here: Here, plan: Departure) -> Record | None:
 
 
 def _ended(here: Here, record: Record, plan: Departure) -> bool:
+    if record.read(OVER) == "lost":  # what has its names by now may be what was made of the image
+        raise ShimError(f"node '{plan.peer}' has lost it; {_rescue(here, record, plan)}")
     if not record.read(OVER):
         switch(here, record, plan)
         resume(here, plan)
@@ -177,7 +179,9 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
             standing = tell(here, plan.peer, Commit(migration=plan.migration))
         except Refused as error:
             if error.lost:
-                raise ShimError(f"{error}; {_rescue(here, record, plan)}") from error
+                rescued = _rescue(here, record, plan)
+                record.write(OVER, "lost", durable=True)
+                raise ShimError(f"{error}; {rescued}") from error
             raise ShimError(
                 f"could not hear from node '{plan.peer}' that container '{plan.container_id}' runs there: "
                 f"{error}; put that right there, where the container is, and start it nowhere else"
@@ -232,7 +236,10 @@ def _rescue(here: Here, record: Record, plan: Departure) -> str:
                 shutil.move(entry, staged / entry.name)
             data = (staged / layout.MANIFEST).read_bytes()
             store.commit(staged, reference, manifest=parse_manifest(data))
-    return f"container '{plan.container_id}' runs nowhere: restore it from image '{reference}' of this node"
+    return (
+        f"container '{plan.container_id}' runs nowhere: restore it from image '{reference}' of this node, then "
+        f"remove '{record.path}'"
+    )
 
 
 # --- the target ----------------------------------------------------------------------------------------
