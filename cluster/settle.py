@@ -171,7 +171,7 @@ def _came(here: Here, plan: Departure) -> Record | None:
 
 def _ended(here: Here, record: Record, plan: Departure) -> bool:
     if record.read(OVER) == "lost":  # what has its names by now may be what was made of the image
-        raise ShimError(f"node '{plan.peer}' has lost it; {_rescue(here, record, plan)}")
+        raise ShimError(_rescued(record, plan))
     if not record.read(OVER):
         switch(here, record, plan)
         resume(here, plan)
@@ -179,9 +179,9 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
             standing = tell(here, plan.peer, Commit(migration=plan.migration))
         except Refused as error:
             if error.lost:
-                rescued = _rescue(here, record, plan)
+                _rescue(here, record)
                 record.write(OVER, "lost", durable=True)
-                raise ShimError(f"{error}; {rescued}") from error
+                raise ShimError(_rescued(record, plan)) from error
             raise ShimError(
                 f"could not hear from node '{plan.peer}' that container '{plan.container_id}' runs there: "
                 f"{error}; put that right there, where the container is, and start it nowhere else"
@@ -226,20 +226,26 @@ def _forgotten(here: Here, record: Record, plan: Departure) -> bool:
     return True
 
 
-def _rescue(here: Here, record: Record, plan: Departure) -> str:
+def _rescue(here: Here, record: Record) -> None:
     """The target has lost what it had prepared: the image is all there is, and becomes one of this store."""
     store, path = here.node.store, record.path / "image"
-    reference = Reference(namespace="", name=f"migration-{plan.migration}")
-    if not store.has(reference):
+    if not store.has(_name(record)):
         with store.staging() as staged:
             for entry in path.iterdir():
                 shutil.move(entry, staged / entry.name)
             data = (staged / layout.MANIFEST).read_bytes()
-            store.commit(staged, reference, manifest=parse_manifest(data))
+            store.commit(staged, _name(record), manifest=parse_manifest(data))
+
+
+def _rescued(record: Record, plan: Departure) -> str:
     return (
-        f"container '{plan.container_id}' runs nowhere: restore it from image '{reference}' of this node, then "
-        f"remove '{record.path}'"
+        f"node '{plan.peer}' has lost container '{plan.container_id}', which runs nowhere: restore it from "
+        f"image '{_name(record)}' of this node, then remove '{record.path}'"
     )
+
+
+def _name(record: Record) -> Reference:
+    return Reference(namespace="", name=f"migration-{record.migration}")
 
 
 # --- the target ----------------------------------------------------------------------------------------

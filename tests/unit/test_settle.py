@@ -90,7 +90,7 @@ class Other:
         monkeypatch.setattr(settle, "tell", self._tell)
         monkeypatch.setattr(settle, "resume", self._resume)
         monkeypatch.setattr(settle, "switch", self._switch)
-        monkeypatch.setattr(settle, "_rescue", lambda *_: "it is an image now")
+        monkeypatch.setattr(settle, "_rescue", lambda *_: None)
 
     def _tell(self, here: Here, peer: str, *messages: Message) -> object:
         self.asked += [type(one).__name__ for one in messages]
@@ -122,7 +122,7 @@ def test_only_what_the_target_has_lost_becomes_an_image(here: Here, tmp_path: Pa
     assert record.read(VERDICT) == "commit"
     other.answer = Refused("migration 0 is not known here", lost=True)
     for _ in range(2):
-        with pytest.raises(ShimError, match="it is an image now"):
+        with pytest.raises(ShimError, match="which runs nowhere: restore it from image 'migration-0"):
             settle.departure(here, record)
     # Once: what has the container's names after that may be what was made of the image.
     assert other.asked == ["Commit", "Commit"]
