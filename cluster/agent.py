@@ -46,6 +46,7 @@ def stdio(here: Here) -> None:
         os.dup2(nothing, number)
     os.close(nothing)
     _send_on(here)
+    settle.settle_begun(here)
     if list(settle.unfinished(here)):  # beside: it may dial nodes that are off, and the peer waits
 
         def beside() -> None:

@@ -445,7 +445,7 @@ class _Leaving:
         try:
             return settle.departure(self.here, self.record)
         except settle.Failures as error:
-            if not self.record.read(OVER):
+            if self.record.read(OVER) in ("", "lost"):
                 raise
             self.report.warnings.append(
                 f"something of it is left here, which the agent tries to remove again: {settle.told(error)}"

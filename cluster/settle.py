@@ -46,6 +46,7 @@ from shim.images.layout import Reference
 from shim.images.manifest import parse_manifest
 
 _ALIVE = ("running", "paused", "created")
+_BEGUN = ("", "reserved", "preparing")
 Failures = (ShimError, EngineError, NetworkError, OSError)
 """What may stand against an end; the next try may do better."""
 
@@ -180,6 +181,11 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
         except Refused as error:
             if error.lost:
                 _rescue(here, record)
+                # Its address is free, for what the image becomes.
+                if (sent_on := Record(here.config.away, record.migration)).exists():
+                    away.Absence(here, sent_on).gone()
+                elif _came(here, plan) is None:
+                    away.give_back(here, identities.decode(plan.identity), plan.owner)
                 record.write(OVER, "lost", durable=True)
                 raise ShimError(_rescued(record, plan)) from error
             raise ShimError(
@@ -264,7 +270,7 @@ def _bring_on(arriving: Arriving, record: Record) -> None:
     standing, wish = arriving.standing, record.read(WISH)
     if standing == "committed" or (standing == "prepared" and wish == "target"):
         arriving.commit()
-    elif standing in ("", "reserved", "preparing"):
+    elif standing in _BEGUN:
         arriving.undo()
     elif standing == "settled" and record.read(LEFT):
         return  # its departure brings that to its end
@@ -316,6 +322,15 @@ def _noted(troubles: list[str] | None) -> Generator[None]:
     except OSError as error:
         if troubles is not None:
             troubles.append(told(error))
+
+
+def settle_begun(here: Here) -> None:
+    """Undo what began to arrive and was never prepared: nobody need be asked, and the same may come again."""
+    for record in unfinished(here):
+        if record.path.parent == here.config.arrivals and record.read(STANDING) in _BEGUN:
+            with contextlib.suppress(Exception), record.locked() as ours:  # `settle_all` tells what is wrong
+                if ours and record.exists():
+                    arrival(here, record)
 
 
 def settle_all(here: Here) -> list[str]:

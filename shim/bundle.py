@@ -133,9 +133,20 @@ def runtime_state(runtime_path: Path, root: str, container_id: str) -> RuntimeSt
     )
 
 
+def noted_init(root: str, container_id: str) -> tuple[int, int] | None:
+    """The first process of a container and its start time (clock ticks), as runc notes it; None if it is not
+    runc's, or not noted.
+    """
+    try:
+        document = json.loads(Path(root, container_id, "state.json").read_bytes())
+        return int(document["init_process_pid"]), int(document["init_process_start"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def runs(runtime_path: Path, root: str, container_id: str) -> bool:
-    """Whether the runtime says that a container runs; False also if it says nothing."""
-    with contextlib.suppress(ShimError):
+    """Whether the runtime says that a container runs. Raises ShimError if it does not tell."""
+    with contextlib.suppress(NoContainer):
         return runtime_state(runtime_path, root, container_id).status == "running"
     return False
 

@@ -396,9 +396,9 @@ def undo_around(config: Config, found: ContainerState, directory: Path, search_p
     if uts_path and found.hostname:
         with contextlib.suppress(OSError):
             bundle.hostname(uts_path, found.hostname)
-    backup_path = directory / BACKUP
-    if backup_path.is_dir():
-        undo_apply(find_rootfs(bundle_path, str(bundle.rootfs_path(Path(), spec))), backup_path)
+    backup_path, rootfs_path = directory / BACKUP, bundle.rootfs_path(bundle_path, spec)
+    if backup_path.is_dir() and rootfs_path.is_dir():  # else the caller has taken it down
+        undo_apply(find_rootfs(bundle_path, str(rootfs_path)), backup_path)
 
 
 def _restore(

@@ -9,7 +9,14 @@ import contextlib
 from pathlib import Path
 
 from engines import registry
-from engines.api import CheckpointEngine, EngineSettings, Judge, ReleaseRequest, RestoreRequest
+from engines.api import (
+    CheckpointEngine,
+    EngineSettings,
+    InvalidRequest,
+    Judge,
+    ReleaseRequest,
+    RestoreRequest,
+)
 from engines.processes import start_time
 from shim import bundle, log, signals, state
 from shim.config import Config
@@ -36,15 +43,18 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
             if found.promised:
                 _await(found)
             if "held-restore" in engine.capabilities:
-                runs = _runs(config, found)
+                _check_alive(config, found)
                 signals.too_late()
                 if found.use == "move":
                     _consume(config, found)
                 if found.promised:
                     _open(config, directory, found, settings)
-                if not runs:
-                    request = ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s)
+                request = ReleaseRequest(container_id=container_id, timeout_s=config.restore_timeout_s)
+                try:
                     engine.release(request)
+                except InvalidRequest:  # as where a `start` was killed that had let it run
+                    if _ask(config, found).status != "running":
+                        raise
             else:
                 _restore(config, engine, directory, found)
         except ShimError as error:
@@ -64,18 +74,20 @@ def start(config: Config, container_id: str, directory: Path, settings: EngineSe
     return True
 
 
-def _runs(config: Config, found: ContainerState) -> bool:
-    """Whether it runs already, as where a `start` was killed that had let it run; else it is held.
-
-    Raises ShimError if it does neither: then its image is not to be used up.
-    """
-    there = bundle.runtime_state(config.runtime_path, found.root, found.container_id)
-    if there.status not in {"paused", "running"} or not start_time(there.pid):
+def _check_alive(config: Config, found: ContainerState) -> None:
+    """Raises ShimError if the held container has died: then its image is not to be used up."""
+    noted = bundle.noted_init(found.root, found.container_id)
+    # Asking the runtime takes time in which nobody runs.
+    pid, started = noted or (_ask(config, found).pid, 0)
+    if not start_time(pid) or (started and start_time(pid) != started):
         raise ShimError(
             f"could not start container '{found.container_id}': it was killed before it ran; delete it and "
             "create it again"
         )
-    return there.status == "running"
+
+
+def _ask(config: Config, found: ContainerState) -> bundle.RuntimeState:
+    return bundle.runtime_state(config.runtime_path, found.root, found.container_id)
 
 
 def _await(found: ContainerState) -> None:

@@ -124,16 +124,19 @@ def command(
     log.audit(
         node.config.store_path, "restore", container=name, image=held.image, verdict="held", warnings=warnings
     )
+    started = False
     try:
         # Before it runs: it may end at once. An engine that restores in `start` has seen it run.
         early = held.phase == "held"
         pid = bundle.runtime_state(node.config.runtime_path, root, name).pid if early else 0
         start(node.config, name, directory, target.settings)
+        started = True
         if not detach:
             pid = pid or bundle.runtime_state(node.config.runtime_path, root, name).pid
     except BaseException:
-        if not bundle.runs(node.config.runtime_path, root, name):
-            _remove(node, root, name, directory)  # there is no caller who would
+        # There is no caller who would. One that has used up its image is all there is of the job.
+        if not started and node.store.consumed_by(found) not in {name, f"{name} of {root}"}:
+            _remove(node, root, name, directory)
         raise
     finally:
         streams.back()

@@ -44,7 +44,8 @@ def serve(context: Context) -> int | None:
         held = (directory / state.HELD).exists() or (found is not None and found.phase != "running")
         attended = (directory / state.ATTENDANT).exists()
         if held and not force:  # one that runs is not: a `start` that had let it run was killed
-            force = not bundle.runs(context.config.runtime_path, context.call.root, context.container_id)
+            with contextlib.suppress(ShimError):  # it does not tell: then nobody is killed for that
+                force = not bundle.runs(context.config.runtime_path, context.call.root, context.container_id)
         # A caller that saw the attendant end takes the container for ended.
         flags = ("--force",) if force or (attended and _unattended(directory)) else ()
         if attended and flags:  # before: it may be in a control group that the runtime removes

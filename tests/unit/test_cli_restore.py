@@ -16,13 +16,13 @@ from shim.errors import AdmissionRefused
 from shim.state import ContainerState
 
 
-@pytest.mark.parametrize("status", ["paused", "running"])
+@pytest.mark.parametrize("used_by", [None, "a of /r", "b of /r"])
 def test_a_container_that_may_not_start_does_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_by: str | None
 ) -> None:
-    """But one that runs does, whatever went wrong after that: its image may be used up."""
+    """But one that has used up its image does: it is all there is of the job, and may be running."""
     asked, runtime, bundle = tmp_path / "asked", tmp_path / "runc", tmp_path / "bundle"
-    told = json.dumps({"id": "b", "status": status, "pid": 1, "bundle": str(bundle)})
+    told = json.dumps({"id": "b", "status": "paused", "pid": 1, "bundle": str(bundle)})
     runtime.write_text(f"#!/bin/sh\necho \"$@\" >>{asked}\necho '{told}'\n")
     runtime.chmod(0o755)
     bundle.mkdir()
@@ -54,6 +54,7 @@ def test_a_container_that_may_not_start_does_not_stay(
     monkeypatch.setattr(cli, "this_node", lambda: Node(conf))
     monkeypatch.setattr(cli, "settle", lambda *_: None)
     monkeypatch.setattr("shim.images.store.Store.resolve", lambda *_: image)
+    monkeypatch.setattr("shim.images.store.Store.consumed_by", lambda *_: used_by)
     monkeypatch.setattr(restore, "at_create", at_create)
     monkeypatch.setattr(cli, "start", refuse)
     words = ["web", "--bundle", str(bundle), "--id", "b", "--root", "/r", "--detach"]
@@ -61,4 +62,4 @@ def test_a_container_that_may_not_start_does_not_stay(
         cli.command.main(words, standalone_mode=False)
     ended = "--root /r delete --force b" in asked.read_text().splitlines()
     left = list((tmp_path / "run").glob("containers/*/b/state.json"))
-    assert (ended, bool(left)) == ((True, False) if status == "paused" else (False, True))
+    assert (ended, bool(left)) == ((False, True) if used_by == "b of /r" else (True, False))

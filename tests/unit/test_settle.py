@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cluster import config, settle
+from cluster import config, departure, settle
 from cluster.arrival import Arriving
 from cluster.channel import Channel, Lost, Refused
 from cluster.departure import migrate
@@ -114,7 +114,11 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Other:
 # --- what the target says no to ------------------------------------------------------------------------
 
 
-def test_only_what_the_target_has_lost_becomes_an_image(here: Here, tmp_path: Path, other: Other) -> None:
+def test_only_what_the_target_has_lost_becomes_an_image(
+    here: Here, tmp_path: Path, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[str] = []
+    monkeypatch.setattr("cluster.away.give_back", lambda _here, _identity, owner: given_back.append(owner))
     record = leaving(here, tmp_path, "commit")
     other.answer = Refused("could not use '/x': No space left on device; free some space")
     with pytest.raises(ShimError, match=r"free some space; put that right there.*start it nowhere else$"):
@@ -124,6 +128,11 @@ def test_only_what_the_target_has_lost_becomes_an_image(here: Here, tmp_path: Pa
     for _ in range(2):
         with pytest.raises(ShimError, match="which runs nowhere: restore it from image 'migration-0"):
             settle.departure(here, record)
+    # And so hears whoever waits for the migration, who must not be told that it runs there.
+    leaving_ = SimpleNamespace(here=here, record=record, report=SimpleNamespace(warnings=[]))
+    with pytest.raises(ShimError, match="which runs nowhere"):
+        departure._Leaving._settled(cast("Any", leaving_))
+    assert given_back == ["c"]
     # Once: what has the container's names after that may be what was made of the image.
     assert other.asked == ["Commit", "Commit"]
     assert (other.switched, other.resumed) == (2, 2)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines import registry
-from engines.api import EngineSettings, ReleaseRequest
+from engines.api import EngineSettings, InvalidRequest, ReleaseRequest
+from engines.processes import start_time
 from shim import signals, state
 from shim import start as module
 from shim.config import Config
@@ -25,6 +27,7 @@ class Place:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
+        self.held = True
         self.runtime = path / "runc"
         self.directory = path / "c"
         self.config = Config(runtime_path=self.runtime, state_path=path, store_path=path / "store")
@@ -47,6 +50,8 @@ class Place:
     capabilities = frozenset({"held-restore"})
 
     def release(self, request: ReleaseRequest) -> None:
+        if not self.held:
+            raise InvalidRequest("it is not held")
         self.done.append("released")
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -80,12 +85,33 @@ def test_one_that_was_killed_before_it_ran_does_not_use_up_its_image(
 
 def test_one_that_runs_already_is_noted_as_running(place: Place) -> None:
     place.says("running", os.getpid())
+    place.held = False
     assert place.start()
     assert place.done == ["consumed"]
     found = state.load(place.directory)
     assert found
     assert found.phase == "running"
     assert not (place.directory / state.HELD).exists()
+
+
+def test_the_runtime_is_not_asked_while_nobody_runs(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """runc's note is enough, of one that lives and of one that died."""
+    note = tmp_path / "root" / "c" / "state.json"
+    note.parent.mkdir(parents=True)
+    found = state.load(place.directory)
+    assert found
+    state.save(place.directory, replace(found, root=str(tmp_path / "root")))
+    for started, lives in ((start_time(os.getpid()), True), (1, False)):
+        note.write_text(json.dumps({"init_process_pid": os.getpid(), "init_process_start": started}))
+        if lives:
+            assert place.start()
+            state.save(place.directory, replace(found, root=str(tmp_path / "root")))
+        else:
+            with pytest.raises(ShimError, match="it was killed before it ran"):
+                place.start()
+    assert place.done == ["consumed", "released"]
 
 
 def test_whoever_interrupts_one_that_is_let_run_is_too_late(place: Place) -> None:
