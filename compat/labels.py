@@ -44,7 +44,7 @@ def of_node(node: Profile) -> dict[str, str]:
     found = {
         "arch": node.arch,
         "page-size": str(node.page_size_bytes),
-        "cgroup": node.cgroup_mode,
+        "cgroup": "" if "cgroup_mode" in node.unknown else node.cgroup_mode,
         "kernel": _number(node.kernel),
     }
     for flag in set(node.cpu_flags) & (PICKED_BY_GLIBC | INSTRUCTIONS | {"xsave"}):
@@ -98,7 +98,8 @@ def _demands(needs: Needs, dump_host: DumpHost | None) -> Iterator[Demand]:
         yield _above("criu", (made_by[0], made_by[1]))
     else:
         yield Demand(key=f"{PREFIX}criu", operator="Exists")
-    if dump_host and any(mount.fstype in {"cgroup", "cgroup2"} for mount in needs.mounts):
+    shows_groups = any(mount.fstype in {"cgroup", "cgroup2"} for mount in needs.mounts)
+    if shows_groups and dump_host and "cgroup_mode" not in dump_host.unknown:
         yield _in("cgroup", dump_host.cgroup_mode)
     for kind, where in sorted(needs.namespaces.items()):
         if where == "own" and kind in {"time", "user"}:

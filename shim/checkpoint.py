@@ -17,6 +17,7 @@ from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Literal
 
+from compat.profile import Profile
 from engines import registry
 from engines.api import (
     CheckpointEngine,
@@ -369,6 +370,7 @@ class _Job:
         self._reached = False
         self._told = False  # the engine that the source may die: the image is whole
         self._runtime_version = ""
+        self._host: Profile | None = None
         self._needs: Needs | None = None
         # An engine that cannot enter a namespace by path keeps its network itself.
         self._identity = captured if "external-netns" in engine.capabilities else None
@@ -382,7 +384,9 @@ class _Job:
                 "from what it was given; use an overlay, or --full-copy",
                 after="running",
             )
-        self._runtime_version = _version(self.source.settings.runtime_path)  # not while nobody runs
+        # Both not while nobody runs: tools are asked.
+        self._runtime_version = _version(self.source.settings.runtime_path)
+        self._host = prospects.stable(self.config)
         try:
             with self.watch.phase("engine"):
                 stats = self.engine.checkpoint(
@@ -493,7 +497,7 @@ class _Job:
             torpor_version=VERSION,
             leave_running=self.wanted.leave_running,
             rootfs=self._rootfs or Rootfs(kind="none"),
-            host=prospects.stable(self.config),
+            host=self._host,
             use=self.wanted.use,
             keep_tcp=self.wanted.keep_tcp,
             timings=dict(self.watch.phases),

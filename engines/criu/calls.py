@@ -56,8 +56,8 @@ class Guarded:
     def __enter__(self) -> Guarded:
         self.journal.write()
         self._guardian = Guardian(
-            *(guardian.__file__, self.journal.state, self.journal.token),
-            str(self._timeout_s + _GUARDIAN_GRACE_S),
+            *(guardian.__file__, self.journal.state, str(self._timeout_s + _GUARDIAN_GRACE_S)),
+            self.journal.token,
             env={"PATH": self.journal.search_path},
         )
         return self

@@ -228,7 +228,7 @@ def _memory(outlook: Outlook, init: int, pid: int, who: str, without_programs: f
                     "so that no restore may map it",
                     "mount it exec again before the checkpoint",
                 )
-    if name and not has_vdso and _stays_without_vdso(pid):
+    if name and not has_vdso and not outlook.has("vdso") and _stays_without_vdso(pid):
         outlook.add(
             "vdso",
             f"{who} has unmapped the kernel's own code (vDSO), without which CRIU cannot restore it",

@@ -1,4 +1,4 @@
-"""Undoes a call when the process that makes it dies. Run as a program: guardian.py STATE TOKEN DEADLINE_S.
+"""Undoes a call when the process that makes it dies. Run as a program: guardian.py STATE DEADLINE_S TOKEN.
 
 Standard input is a pipe from the engine. `done` on it: nothing to do. End of file without that: the engine
 died. Silence past the deadline (seconds from now): the engine is stuck, or its caller has yet to decide.
@@ -16,7 +16,7 @@ _AGAIN_S = 1.0
 
 def main() -> int:
     """Watch, and undo if need be. Imports the undo only when there is something to undo."""
-    state, token, deadline_s = sys.argv[1:]
+    state, deadline_s, token = sys.argv[1:]
     patience_s = float(deadline_s)
     while True:
         ready, _, _ = select.select([0], [], [], patience_s)

@@ -28,6 +28,10 @@ class Outlook:
         """Note an obstacle, once for each rule."""
         _add(self.findings, rule, message, remedy)
 
+    def has(self, rule: str) -> bool:
+        """Whether there is an obstacle of this rule already: then no other need be waited for."""
+        return any(finding.rule == f"criu.foresee.{rule}" for finding in self.findings)
+
     def add_passing(self, rule: str, message: str, remedy: str) -> None:
         """Note an obstacle that may be gone in a moment, once for each rule."""
         _add(self.passing, rule, message, remedy)

@@ -52,7 +52,7 @@ def look(outlook: Outlook, pid: int, who: str) -> None:
                 _waiting(outlook, thread, who)
     if state == "D":
         _waiting(outlook, pid, who)
-    elif _shares_memory(pid, parent):
+    elif not outlook.has("shared-memory") and _shares_memory(pid, parent):
         outlook.add(
             "shared-memory",
             f"{who} shares its memory with process {parent} and is no thread of it (CLONE_VM)",

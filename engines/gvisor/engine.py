@@ -176,7 +176,12 @@ class GvisorEngine:
             _tell(request, "dumped", container.pid)
             # From here on the image is all that counts, if the source is not to run on.
             journal.committed = not request.leave_running
-            if not guarded.note():
+            try:
+                noted = guarded.note()
+            except OSError:
+                journal.committed = False
+                raise
+            if not noted:
                 journal.committed = False
                 raise EngineTimeout(
                     f"{words}: the deadline passed while the image was looked after; give it more time",

@@ -68,7 +68,8 @@ class Store:
     def _moved_s(self, bandwidth: float, law: Law | None, job: Job) -> float:
         if law is not None:
             return self._stage.cost(law)
-        return self._size / (bandwidth if self.shared else bandwidth * job.kind.nodes)
+        of_all = self._storage is not None and self._storage.shared
+        return self._size / (bandwidth if of_all else bandwidth * job.kind.nodes)
 
     def _move(self, job: Job, link: Link, size: float, act: Callable[[Job], None]) -> None:
         job.flow, then = link.start(size), unless_changed(job, act)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 from collections.abc import Iterator
@@ -189,6 +190,29 @@ def test_a_closed_descriptor_that_comes_back_was_warned_of(place: GvisorLab) -> 
     said = until(lambda: place.outputs[target].text, what="it says what is ready")
     assert ["closed before" in warning for warning in stats.warnings] == ([True] if "stale" in said else [])
     place.kill(target)
+
+
+def test_a_dump_whose_commitment_cannot_be_written_is_undone(
+    place: GvisorLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the disk is full: nobody was told that the container may end."""
+    source = place.start()
+
+    def full(_: Journal) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Journal, "update", full)
+    with pytest.raises(OSError, match="No space"):
+        place.engine(source).checkpoint(
+            CheckpointRequest(
+                container_id=source,
+                bundle_path=place.bundle(source),
+                image_path=place.image_root / "i",
+                timeout_s=60,
+            )
+        )
+    before = place.progress(source)
+    until(lambda: place.progress(source) > before, what="it goes on")
 
 
 def test_a_dump_that_its_guardian_has_undone_is_none(

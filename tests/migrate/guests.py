@@ -226,7 +226,7 @@ def test_what_cannot_be_restored_runs_on_where_it_was(kubelets: Kubelets) -> Non
 def test_nobody_makes_a_pod(kubelets: Kubelets) -> None:
     moving = Moving(kubelets)
     migrate = kubelets.migrate(moving.source)
-    migrate.send_signal(signal.SIGINT)
+    migrate.send_signal(signal.SIGTERM)
     migrate.communicate(timeout=20)
     assert moving.settled() == "old"
 

@@ -350,3 +350,13 @@ def test_labels_of_a_foreign_profile_are_labels():
     for key, value in labels.of_node(odd).items():
         assert re.fullmatch(r"torpor\.dev/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", key)
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
+
+
+def test_what_could_not_be_probed_is_neither_labelled_nor_demanded():
+    blind = replace(HERE, cgroup_mode="v2", unknown={"cgroup_mode": "busy"})
+    assert "torpor.dev/cgroup" not in labels.of_node(blind)
+    mount = MountNeed(destination="/sys/fs/cgroup", fstype="cgroup2", source="", external=False)
+    needs = Needs(engine="criu", image_version="", tasks=(), namespaces={}, mounts=(mount,))
+    for dump_host, wanted in ((replace(HERE, cgroup_mode="v2"), True), (blind, False)):
+        found = {demand.key for demand in labels.of_image(needs, dump_host)}
+        assert ("torpor.dev/cgroup" in found) == wanted

@@ -50,10 +50,10 @@ def untouched(later: Journal) -> bool:
 
 
 def test_a_late_guardian_leaves_a_later_call_alone(later: Journal) -> None:
-    argv = [sys.executable, "-IS", guardian.__file__, later.state]
-    subprocess.run([*argv, "earlier", "60"], stdin=subprocess.DEVNULL, check=True)
+    argv = [sys.executable, "-IS", guardian.__file__, later.state, "60"]
+    subprocess.run([*argv, "earlier"], stdin=subprocess.DEVNULL, check=True)
     assert untouched(later)
-    subprocess.run([*argv, later.token, "60"], stdin=subprocess.DEVNULL, check=True)
+    subprocess.run([*argv, later.token], stdin=subprocess.DEVNULL, check=True)
     assert not later.stands()
     assert not Path(later.image, "pages-1.img").exists()
 

@@ -210,6 +210,15 @@ def test_jobs_that_save_or_restore_at_once_share_the_bandwidth() -> None:
     assert out.metrics["makespan_s"] == pytest.approx(100.0 + 12.5 + 100.0 + 10.0 + 50.0 + 270.0)
 
 
+def test_shared_bandwidth_is_no_more_for_many_nodes_whatever_a_save_stalls() -> None:
+    queue = Queue((JobClass("a", 8, Fixed(500.0), most=1),), state_bytes=800.0)
+    storage = Storage("s", write_bps=10.0, read_bps=10.0, shared=True, stall=Fixed(5.0))
+    fault = TraceFailures("by hand", ((150.0, 10.0, 0),), 1e9)
+    out = play(queue, 8, "periodic", {"interval": 100.0}, storage=(storage,), failures=(fault,))
+    # The second 100 s of work are cut at 45, and 80 s go into reading the first back.
+    assert out.buckets["startup"] == pytest.approx(80.0)
+
+
 def test_a_job_of_higher_priority_waits_for_the_saves_of_all() -> None:
     for nodes, waits_s in ((4, 10.0), (2, 20.0), (1, 40.0)):
         low = JobClass("low", nodes, Fixed(1000.0), most=4 // nodes)
