@@ -39,8 +39,9 @@ def test_a_signal_is_named_and_told_to_the_shell(number: signal.Signals) -> None
 
 
 _IMPORTS = """
-import os, sys, threading
+import os, signal, sys, threading
 from shim.signals import Ended, end_once
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it may be ignored
 end_once()
 sys.path.insert(0, os.environ["MODULES"])
 try:
