@@ -32,7 +32,7 @@ from shim.annotations import Wish
 from shim.errors import ShimError
 from shim.images.apply import apply
 from shim.images.layout import Reference
-from shim.images.mounts import mount_at, read_mounts
+from shim.images.mounts import mount_at
 from shim.start import start
 from shim.streams import Streams
 
@@ -366,7 +366,7 @@ class Arriving:
             cargo.run("umount", "--lazy", str(self.rootfs_path))
 
     def _is_mounted(self) -> bool:
-        return mount_at(self.rootfs_path, read_mounts()) is not None
+        return mount_at(self.rootfs_path) is not None
 
     def _remove_image(self) -> None:
         store = self.here.node.store

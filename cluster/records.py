@@ -10,7 +10,8 @@ A departure (on the source) and an arrival (on the target) each have a directory
     image      of an arrival: the digest of its image, from before the store has that
     wish       what an operator decided with --resolve: `source` or `target`
     boot       of an arrival: when its container was let go, by the kernel's name for the time since its start
-    over       of a departure: `yes`: the target has said that it runs; then `deleted` here, then `cleared`
+    over       of a departure: `yes`: the target has said that it runs; then `deleted` here, then `cleared`;
+               or `lost`: the target has not got it any more, and its image is one of this node's store
     stays      of a departure that was called off: the container runs on; only the target may not know yet
     left       of an arrival: its container has gone on to another node
     via        of a departure on routed networks: the target's addresses by which it is reached
@@ -18,8 +19,8 @@ A departure (on the source) and an arrival (on the target) each have a directory
 
 Everything else in it is made by `departure` and `arrival`. A line is replaced by a rename. The verdict is on
 disk before the call returns, and so is that an arrival is settled, since its files outlive the kernel, and
-that a departure has been deleted and cleared, since its names may be another's then; the others need only
-outlive the process: what they tell ends with the kernel.
+that a departure has been deleted, cleared or lost, since its names may be another's then; the others need
+only outlive the process: what they tell ends with the kernel.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def begin_departure(record: Record, plan: Departure) -> None:
 
 def _goes_on(record: Record) -> bool:
     """Whether somebody is at work on a departure, or has to bring it to its end, so that none may begin."""
-    if record.read(STAYS) or record.read(OVER) in ("deleted", "cleared"):
+    if record.read(STAYS) or record.read(OVER) in ("deleted", "cleared", "lost"):
         return False
     with record.locked() as ours:
         return not ours or bool(record.read(VERDICT))

@@ -14,7 +14,8 @@ class Mount:
     """One mount, as proc_pid_mountinfo(5) has it.
 
     device: "major:minor". root: of the mount within its file system. point: where it is mounted, in the mount
-    namespace of the process. options: of this mount. kind, super_options: of the file system.
+    namespace of the process. options: of this mount. kind, source, super_options: of the file system; a comma
+    within one of these options is still in octal.
     """
 
     id: str
@@ -23,6 +24,7 @@ class Mount:
     point: str
     options: tuple[str, ...]
     kind: str
+    source: str
     super_options: tuple[str, ...]
 
 
@@ -46,6 +48,7 @@ def parse(data: bytes) -> Iterator[Mount]:
                 point=unescaped(words[4]),
                 options=tuple(words[5].split(",")),
                 kind=rest[0],
+                source=unescaped(rest[1]),
                 super_options=tuple(rest[2].split(",")),
             )
 

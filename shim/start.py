@@ -79,7 +79,8 @@ def _check_alive(config: Config, found: ContainerState) -> None:
     noted = bundle.noted_init(found.root, found.container_id)
     # Asking the runtime takes time in which nobody runs.
     pid, started = noted or (_ask(config, found).pid, 0)
-    if not start_time(pid) or (started and start_time(pid) != started):
+    there = start_time(pid)
+    if not there or started not in {0, there}:
         raise ShimError(
             f"could not start container '{found.container_id}': it was killed before it ran; delete it and "
             "create it again"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compat.probes.base import System, Untold, probe
+from engines.mountinfo import parse
 
 
 @probe("memory")
@@ -54,7 +55,5 @@ def disk(system: System) -> dict[str, Any]:
 @probe("storage")
 def storage(system: System) -> dict[str, Any]:
     """Kinds of file systems that are mounted, each with how often."""
-    kinds: Counter[str] = Counter()
-    for line in (system.root / "proc/self/mountinfo").read_text(errors="replace").splitlines():
-        kinds[line.partition(" - ")[2].split()[0]] += 1
+    kinds = Counter(mount.kind for mount in parse((system.root / "proc/self/mountinfo").read_bytes()))
     return {"storage": dict(sorted(kinds.items()))}

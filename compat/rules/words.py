@@ -9,6 +9,7 @@ from typing import Any
 
 from compat.rules.case import Case, finding, given, part, rule
 from engines.api import Finding
+from engines.mountinfo import parse
 
 _KINDS = frozenset({"network", "mount", "pid", "ipc", "uts", "user", "cgroup", "time"})
 _PROPAGATIONS = frozenset(
@@ -115,10 +116,9 @@ def _of_linux(case: Case) -> Iterator[str]:
 def _allocates(kind: str) -> bool:
     """Whether the node hands out a resource of its processors; true where nobody tells."""
     try:
-        lines = _MOUNTS.read_text(errors="replace").splitlines()
+        points = [mount.point for mount in parse(_MOUNTS.read_bytes()) if mount.kind == "resctrl"]
     except OSError:
         return True
-    points = [line.split()[4] for line in lines if " - resctrl " in line]
     return any(Path(point, "info", kind).is_dir() for point in points)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from engines.mountinfo import mounts
+
 
 def processes_in(*, cgroup: str = "", command: str = "", pids: Iterable[int] | None = None) -> list[int]:
     """Living processes whose cgroup or command line has these words in it, or those of `pids` that live.
@@ -30,8 +32,7 @@ def processes_in(*, cgroup: str = "", command: str = "", pids: Iterable[int] | N
 
 def mounts_below(path: Path) -> list[str]:
     """Mount points of this machine at or below a path."""
-    text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    points = [line.split()[4] for line in text.splitlines()]
+    points = [mount.point for mount in mounts()]
     return [point for point in points if point == str(path) or point.startswith(f"{path}/")]
 
 

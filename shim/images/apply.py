@@ -36,6 +36,7 @@ _XATTR_PREFIX = "SCHILY.xattr."
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _MAX_DELETED = 4_000_000
+_NO_SIZE = 1 << 63  # of a file: the kernel's numbers end before
 _DEFAULT_MAX_BYTES = 1 << 40
 
 Parts = tuple[str, ...]
@@ -153,6 +154,8 @@ def check_diff(
             parts = _check_member(info, tree, whiteouts)
             if parts and parts[-1].startswith(_WHITEOUT) and whiteouts == "oci":
                 continue
+            if info.size >= _NO_SIZE:
+                raise BadArchive(f"{info.name[:200]!a} claims {info.size} bytes")
             if info.isreg():
                 pieces = cast("list[tuple[int, int]] | None", getattr(info, "sparse", None))
                 n_bytes += info.size if pieces is None else sum(length for _, length in pieces)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.api import ImageError, NotSupported
+from engines.mountinfo import Mount, unescaped
 from shim.images.layout import DELETED_FILES, ROOTFS_DIFF
 from shim.images.manifest import Rootfs
-from shim.images.mounts import MountEntry, mount_at, mounts_below, read_mounts, unescape
+from shim.images.mounts import mount_at, mounts_below
 from shim.images.seal import cause_of
 from shim.images.tarwrite import (
     DIRECTORY,
@@ -51,7 +52,7 @@ class RootfsView:
     upper_path: Path | None = None
     lower_paths: tuple[Path, ...] = ()
     mark: str = "trusted.overlay."
-    mount: MountEntry | None = None
+    mount: Mount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +84,10 @@ def find_rootfs(bundle_path: Path, root_path: str = "rootfs") -> RootfsView:
     path = Path(os.path.realpath(bundle_path / root_path))
     if not path.is_dir():
         raise ImageError(f"could not find rootfs '{path}': it is no directory; check the bundle")
-    mount = mount_at(path, read_mounts())
-    if mount is None or mount.fstype != "overlay":
+    mount = mount_at(path)
+    if mount is None or mount.kind != "overlay":
         return RootfsView(path=path, kind="directory", mount=mount)
-    options = dict(_options(mount.options))
+    options = dict(_options(mount.super_options))
     upper = options.get("upperdir", [""])[0]
     return RootfsView(
         path=path,
@@ -98,11 +99,11 @@ def find_rootfs(bundle_path: Path, root_path: str = "rootfs") -> RootfsView:
     )
 
 
-def _options(text: str) -> Iterator[tuple[str, list[str]]]:
+def _options(words: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     found: dict[str, list[str]] = {}
-    for option in text.split(","):
+    for option in words:
         key, _, value = option.partition("=")
-        found.setdefault(key, []).append(unescape(value))
+        found.setdefault(key, []).append(unescaped(value))
     yield from found.items()
 
 
@@ -191,7 +192,7 @@ class _Walk:
         self._top = top
         self._overlay = writer.view.kind == "overlay"
         self._mark = writer.view.mark
-        self._mounted = {entry.mount_point for entry in mounts_below(Path(top), read_mounts())}
+        self._mounted = {mount.point for mount in mounts_below(Path(top))}
 
     def run(self) -> None:
         pending: list[tuple[str, bool]] = [("", False)]
@@ -288,7 +289,7 @@ def device_nodes(view: RootfsView, *, mount_points: Collection[str] = (), change
     if top is None:
         return []
     hidden = {f"{top}/{point.strip('/')}" for point in mount_points}
-    hidden |= {entry.mount_point for entry in mounts_below(top, read_mounts())}
+    hidden |= {mount.point for mount in mounts_below(top)}
     found: list[str] = []
     pending = [str(top)]
     while pending:

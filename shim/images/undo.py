@@ -13,7 +13,8 @@ import subprocess
 from pathlib import Path
 
 from engines.api import ImageError
-from shim.images.mounts import MountEntry, mount_at, read_mounts, unescape
+from engines.mountinfo import Mount, unescaped
+from shim.images.mounts import mount_at
 from shim.images.rootfs import RootfsView
 from shim.images.seal import cause_of
 
@@ -59,9 +60,9 @@ def undo_apply(view: RootfsView, backup_path: Path) -> None:
     """
     if view.upper_path is None:
         return
-    mount = mount_at(view.path, read_mounts())
+    mount = mount_at(view.path)
     try:
-        if mount is None or mount.fstype != "overlay":
+        if mount is None or mount.kind != "overlay":
             raise ImageError(
                 f"could not undo the changes below '{view.path}': it is no overlay any more; "
                 "delete the container",
@@ -93,20 +94,20 @@ def _copy(source: Path, destination: Path) -> None:
     )
 
 
-def _mount_again(view: RootfsView, mount: MountEntry) -> None:
+def _mount_again(view: RootfsView, mount: Mount) -> None:
     options: list[str] = []
     base = Path("/")
-    for option in mount.options.split(","):
+    for option in mount.super_options:
         key, equals, value = option.partition("=")
         if key in _NOT_OPTIONS:
             continue
-        plain = unescape(value)
+        plain = unescaped(value)
         if key == "lowerdir" and not plain.startswith("/") and view.upper_path is not None:
             first = plain.split(":")[0]
             base = next((up for up in view.upper_path.parents if (up / first).is_dir()), base)
         options.append(key + equals + plain.replace(",", "\\,"))
     flags = 0
-    for word in mount.flags.split(","):
+    for word in mount.options:
         flags |= _FLAGS.get(word, 0)
     old = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -279,7 +279,7 @@ def test_undo_leaves_the_upper_directory_as_it_was(overlays: Overlays, lower: Pa
     assert again.mount is not None
     assert target.mount is not None
     assert (again.upper_path, again.lower_paths) == (target.upper_path, target.lower_paths)
-    assert again.mount.flags == target.mount.flags
+    assert again.mount.options == target.mount.options
 
 
 def test_undo_of_relative_layers(overlays: Overlays, lower: Path, tmp_path: Path) -> None:

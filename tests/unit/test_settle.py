@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cluster import config, departure, settle
+from cluster import config, departure, records, settle
 from cluster.arrival import Arriving
 from cluster.channel import Channel, Lost, Refused
 from cluster.departure import migrate
@@ -133,6 +133,7 @@ def test_only_what_the_target_has_lost_becomes_an_image(
     with pytest.raises(ShimError, match="which runs nowhere"):
         departure._Leaving._settled(cast("Any", leaving_))
     assert given_back == ["c"]
+    assert not records._goes_on(record)  # and may migrate
     # Once: what has the container's names after that may be what was made of the image.
     assert other.asked == ["Commit", "Commit"]
     assert (other.switched, other.resumed) == (2, 2)

@@ -164,6 +164,13 @@ def test_attribute_with_a_nul_byte_in_its_name_is_refused() -> None:
         check_diff(io.BytesIO(data), b"[]", whiteouts="oci")
 
 
+def test_size_beyond_the_kernels_numbers_is_refused() -> None:
+    headers = SPARSE + record("GNU.sparse.realsize", str(1 << 63)) + record("GNU.sparse.name", "s")
+    data = many([block("x", b"x", headers), block("s", REGULAR, b"0\n".ljust(512, b"\0"))])
+    with pytest.raises(ImageCorrupt, match="claims 9223372036854775808 bytes"):
+        check_diff(io.BytesIO(data), b"[]", whiteouts="oci")
+
+
 def test_holes_are_read_from_a_compressed_archive(tmp_path: Path) -> None:
     headers = SPARSE + record("GNU.sparse.realsize", "40000") + record("GNU.sparse.name", "s")
     content = b"2\n100\n5\n30000\n5\n".ljust(512, b"\0") + b"aaaaabbbbb"
