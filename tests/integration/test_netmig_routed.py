@@ -136,8 +136,6 @@ def moved(
 def test_what_is_away_and_its_old_neighbours_reach_each_other(made: Nodes, tmp_path: Path) -> None:
     home, network = made.node("a"), bridge_network(tmp_path / "a", first=10)
     node, near = routed_node(made, home), made.empty("near")
-    for one in (home, node):
-        one.set_sysctl("net/ipv6/conf/default/accept_dad", "0")  # new interfaces ask for a second or two
     cni(home, "ADD", "near", near, network)
     stays = global_addresses(capture(near, home))
     here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
