@@ -23,6 +23,7 @@ from netmig.errors import NetworkError
 from netmig.identity import (
     NTF_PROXY,
     NUD_PERMANENT,
+    NUD_STALE,
     PROTOCOL_AWAY,
     Address,
     Identity,
@@ -162,6 +163,7 @@ def plug_routed(applied: Applied, host: Netns, addresses: Iterable[Address]) -> 
                     scope = _LINK if one.version == 4 else 0
                     route = _route(one.ip, {"RTA_OIF": end.name}, scope=scope)
                     _replace(node, host, route, {end.name: end.index}, applied.journal)
+                    _introduce(node, end, one)
     except BaseException as error:
         undo_steps(applied.journal, keep=steps)
         if isinstance(error, OSError):
@@ -288,6 +290,17 @@ def _proxy(node: Any, host: Netns, interface: str, ip: str, journal: Journal) ->
     journal.record(Proxied(host=place_of(host), interface=interface, ip=ip))
     one = Neighbour(interface=names[index], ip=ip, mac=None, state=NUD_PERMANENT, flags=NTF_PROXY)
     rtnl.change(node, "neighbour", messages.neighbour_to(one, index), "replace")
+
+
+def _introduce(node: Any, end: End, address: Address) -> None:
+    """Tell the node the pod's MAC, as if learned; it goes with the host end, and needs no undo.
+
+    A host end that was made a moment ago probes for its own IPv6 address for a second or two, and asks for no
+    neighbour until then: what others send to a pod that says nothing first would wait.
+    """
+    if address.mac:
+        known = Neighbour(interface=end.name, ip=address.ip, mac=address.mac, state=NUD_STALE, flags=0)
+        rtnl.change(node, "neighbour", messages.neighbour_to(known, end.index), "replace")
 
 
 def _lead_out(
