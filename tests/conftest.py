@@ -6,8 +6,15 @@ from collections import Counter
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import soak
+
+# Slowness is no finding; and the same examples are drawn each time, new ones only by `./run soak`.
+settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not soak.SOAK
+)
+settings.load_profile("suite")
 
 _KEY = pytest.StashKey["EngineCount"]()
 

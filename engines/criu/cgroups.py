@@ -105,12 +105,22 @@ def tasks(groups: Groups) -> list[int]:
     return sorted(found)
 
 
-def remove(paths: Iterable[str]) -> None:
-    """Remove these cgroups and those below, as far as they are empty."""
-    for path in set(paths):
-        for directory, _, _ in os.walk(path, topdown=False):
-            with contextlib.suppress(OSError):
-                Path(directory).rmdir()
+def remove(paths: Iterable[str], *, timeout_s: float = 1.0) -> None:
+    """Remove these cgroups and those below, as far as they are empty.
+
+    timeout_s: how long to try again, since a task that has died stays in its cgroup for a moment.
+    """
+    deadline = time.monotonic() + timeout_s
+    left = {path for path in paths if Path(path).is_dir()}
+    while left:
+        for path in left:
+            for directory, _, _ in os.walk(path, topdown=False):
+                with contextlib.suppress(OSError):
+                    Path(directory).rmdir()
+        left = {path for path in left if Path(path).is_dir()}
+        if tasks(dict.fromkeys(left, "")) or time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_S)
 
 
 def freezer(groups: Groups) -> Freezer | None:

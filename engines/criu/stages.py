@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engines.api import (
     CheckpointRequest,
+    DumpFailed,
     EngineTimeout,
     InvalidRequest,
     PhaseInfo,
@@ -60,9 +61,12 @@ class DumpStages:
             self._frozen()
         elif stage.action == "post-dump":
             self._frozen()
-            if self._journal.verdict_path and self._freezer:
-                # If CRIU dies while it waits here its tasks must not run: their image may, elsewhere.
-                self._freezer.freeze(timeout_s=_FREEZE_S)
+            # If CRIU dies while it waits here its tasks must not run: their image may, elsewhere.
+            if self._journal.verdict_path and self._freezer and not self._freezer.freeze(timeout_s=_FREEZE_S):
+                raise DumpFailed(
+                    f"could not checkpoint container '{self._request.container_id}': it could not be frozen "
+                    f"within {_FREEZE_S:g} s for as long as its verdict is open; try again"
+                )
             self._dumped()
 
     def _freeze(self) -> None:

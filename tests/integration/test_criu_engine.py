@@ -444,7 +444,7 @@ def test_the_crash_of_everything_is_undone_later(place: CriuLab) -> None:
     os.waitpid(child, 0)
     place.engine(source).undo(source)
     assert place.pid(source) == pid
-    client.goes_on(within_s=2.0)
+    client.goes_on()
     assert network.tables() == []
     assert frozen(place.lab.tag) == []
     assert not (place.image_root / "i").exists()
@@ -486,7 +486,7 @@ def test_a_shell_that_forks_all_the_time(place: CriuLab) -> None:
     container_id = place.start(args=["sh", "-c", "while :; do /usr/bin/true; done"])
     until(lambda: len(place.runc.pids(container_id)) > 0)
     for number in range(40 if soak.SOAK else 8):
-        dump(place, container_id, f"i{number}", leave_running=True, timeout_s=8)
+        dump(place, container_id, f"i{number}", leave_running=True, timeout_s=30)
 
 
 @pytest.mark.parametrize("release", [True, False])

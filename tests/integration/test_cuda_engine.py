@@ -167,7 +167,7 @@ def test_a_paused_container_is_left_paused(place: CudaLab) -> None:
     image = dump(place, source, stay=True)
     assert place.runc.state(source)["status"] == "paused"
     assert len(frozen(place.lab.tag)) == 1
-    assert place.progress(source) - count < 50, "it ran while it was to be paused"
+    assert place.progress(source) - count < 200, "it ran while it was to be paused"
     target = wake(place, image)
     goes_on(place, target)
     place.runc("resume", source)

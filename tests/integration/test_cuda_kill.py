@@ -93,6 +93,13 @@ def killed(
     return done, took_s
 
 
+def has_happened(place: CudaLab, operation: str, container_id: str, image: Path) -> bool:
+    if operation == "checkpoint":
+        return image.exists()
+    found = place.engine(container_id).gpu_processes(container_id)
+    return any(one.state == "suspended" for one in found)
+
+
 @pytest.mark.parametrize("operation", ["checkpoint", "suspend"])
 def test_whoever_is_killed_the_container_runs_on(
     request: pytest.FixtureRequest, place: CudaLab, operation: str
@@ -106,6 +113,7 @@ def test_whoever_is_killed_the_container_runs_on(
     for moment in [1.0, *soak.moments()]:  # the first one is not disturbed
         done, took_s = killed(place, operation, source, whole_s * moment, image)
         place.engine(source).undo(source)
+        done = done or has_happened(place, operation, source, image)  # died before it could say so
         if done and operation == "suspend":
             place.engine(source).resume(source, timeout_s=20, pairs={})
         elif done:

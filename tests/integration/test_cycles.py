@@ -193,7 +193,7 @@ def test_memory_stays_and_nothing_grows(request: pytest.FixtureRequest, sleeper:
         place.engine(container_id).discard(image)
         until(lambda then=last: place.progress(container_id) > then, what=f"it goes on, cycle {cycle}")
         if sleeper.client:
-            sleeper.client.goes_on(within_s=2.0)
+            sleeper.client.goes_on()
         assert sleeper.memory() == memory, f"cycle {cycle}"
         first = first or surroundings(sleeper)
         nothing_new(sleeper, first, cycle)

@@ -80,9 +80,11 @@ def test_an_address_in_another_spelling_is_found(wire: Segment, owner: Member) -
 
 def test_two_who_ask_at_once_do_not_both_win(wire: Segment, client: Member, owner: Member) -> None:
     found: dict[str, list[claim.Conflict]] = {}
+    both = threading.Barrier(2)
 
     def ask(member: Member) -> None:
-        found[member.port] = claim.probe(member.netns, "eth0", FREE, interval_s=0.1)
+        both.wait(20)
+        found[member.port] = claim.probe(member.netns, "eth0", FREE, interval_s=0.3)
 
     askers = [threading.Thread(target=ask, args=(member,)) for member in (client, owner)]
     for asker in askers:

@@ -73,9 +73,10 @@ def connect(wire: Wire, place: str, ip: str) -> tuple[socket.socket, socket.sock
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((ip, PORT))
     listener.listen()
+    listener.settimeout(10)
     with wire.spaces[place].inside():
         client = socket.socket(family)
-    client.settimeout(5)
+    client.settimeout(10)
     client.connect((ip, PORT))
     return listener, listener.accept()[0], client
 
@@ -103,7 +104,7 @@ def test_an_idle_peer_learns_that_its_connection_is_closed(wire: Wire, ip: str, 
         with pytest.raises(BlockingIOError):
             client.recv(1)
         assert farewell(wire.spaces["pod"], [of(client)]) == 1
-        client.settimeout(5)
+        client.settimeout(10)
         with pytest.raises(ConnectionResetError):
             client.recv(1)
 
@@ -152,7 +153,7 @@ def test_a_guarded_connection_waits_where_others_get_through(wire: Wire, place: 
 def connect_again(wire: Wire, place: str, ip: str) -> socket.socket:
     with wire.spaces[place].inside():
         client = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET)
-    client.settimeout(5)
+    client.settimeout(10)
     client.connect((ip, PORT))
     return client
 

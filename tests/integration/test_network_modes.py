@@ -282,7 +282,7 @@ while True:
     try:
         taken.bind((address, int(port)))
     except OSError:
-        time.sleep(0.001)
+        pass
     else:
         break
 time.sleep(3600)

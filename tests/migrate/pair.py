@@ -233,6 +233,10 @@ class Pair:
         assert len(nodes) < 2, f"two copies run: {nodes}"
         return nodes.pop() if nodes else ""
 
+    def settles_on(self, node: str) -> None:
+        """Wait until it runs on a node. A full disk queue may hold a beat back for a moment."""
+        until(lambda: self.runs_on() == node, what=f"it runs on {node}")
+
     def never_twice(self) -> list[str]:
         """The nodes it has run on, in order. Fails if it ran on two of them at a time."""
         beats = self.beats()

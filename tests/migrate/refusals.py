@@ -38,7 +38,7 @@ def test_a_trial_touches_nothing(place: Pair) -> None:
     done = one("migrate", place.container_id, "--to", "node2", "--root", one.node.runc.root, "--dry-run")
     assert "node 'node2' would take container" in done.stdout
     assert place.leftovers(one, two) == []
-    assert place.runs_on() == "node1"
+    place.settles_on("node1")
 
 
 def _ip(*words: str, back: str) -> Prepare:
@@ -255,7 +255,7 @@ def test_one_that_is_paused_before_it_freezes(place: Pair, tmp_path: Path) -> No
     one.node.runc("resume", place.container_id)
     assert "it is paused now; only a running container migrates" in said
     assert place.leftovers(one, two) == []
-    assert place.runs_on() == "node1"
+    place.settles_on("node1")
 
 
 def test_an_unknown_node(place: Pair) -> None:

@@ -85,7 +85,7 @@ def test_away_and_back_and_away_for_good(place: Pair) -> None:
         report = place.migrate(source, target)
         print(report)
         warned.append(["1 device node " in warning for warning in report["warnings"]])
-        assert place.runs_on() == target.node.name
+        place.settles_on(target.node.name)
         groups = of_process(target.node.runc.pid(place.container_id))
         assert Path(groups.get("pids", groups.get("", "")), "pids.max").read_text() == "77\n"
         client.goes_on()
@@ -125,7 +125,7 @@ def test_an_agent_is_killed_on_the_way_out(place: Pair, side: str, point: str, t
     fault = Fault(place, side, point, "kill", tmp_path)
     _play(place, fault, side)
     client.goes_on()
-    clean(place, place.runs_on())
+    clean(place, str(until(place.runs_on, what="it runs")))
     whole(client.stop())
     _over(place)
 
@@ -142,7 +142,7 @@ def test_an_agent_is_killed_on_the_way_back(place: Pair, side: str, point: str, 
     finally:
         place.agents.reverse()
     client.goes_on()
-    clean(place, place.runs_on())
+    clean(place, str(until(place.runs_on, what="it runs")))
     whole(client.stop())
     _over(place)
 

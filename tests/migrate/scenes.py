@@ -41,7 +41,7 @@ def test_there_and_back(place: Pair) -> None:
     for source, target in ((one, two), (two, one)):
         report = place.migrate(source, target)
         print(report)
-        assert place.runs_on() == target.node.name
+        place.settles_on(target.node.name)
         client.goes_on()
         assert place.leftovers(target, source) == []
     whole(client.stop())

@@ -30,7 +30,8 @@ def wakes(container: Container, last: int) -> list[int]:
     """The numbers of a restored counter: they begin above `last` and miss none."""
     container.until_number(last + 8)
     numbers = container.numbers()
-    assert last <= numbers[0] <= last + 20, numbers[:3]
+    # It ran until it was asleep: for seconds, on a slow machine.
+    assert last <= numbers[0] <= last + 200, numbers[:3]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     return numbers
 

@@ -51,7 +51,8 @@ class Cri:
 
     def call(self, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One call of the runtime service. Raises grpc.RpcError."""
-        return getattr(self.runtime, method)(request, timeout=timeout_s)
+        # A daemon that was restarted is waited for.
+        return getattr(self.runtime, method)(request, timeout=timeout_s, wait_for_ready=True)
 
     def pod(
         self,

@@ -14,7 +14,7 @@ from tests.support.admission import manifest
 from tests.support.containers import PREFIX, Lab, Output, until
 
 PYCRIU = PREFIX / "python"
-SHELL = ["/bin/sh", "-c", "echo ready; while :; do sleep 1; done"]
+SHELL = ["/bin/sh", "-c", "echo ready; while :; do sleep 1000; done"]
 Edit = Callable[[dict[str, Any]], object]
 
 

@@ -103,10 +103,19 @@ def frozen_cgroups(tag: str) -> list[Path]:
 
 
 def remove_cgroup(name: str) -> None:
-    """Remove the control group `name` (below the hierarchies' roots) as its maker does: it must be empty."""
+    """Remove the control group `name` (below the hierarchies' roots) as its maker does: it must be empty.
+
+    What has died stays in it for a moment.
+    """
+    deadline = time.monotonic() + 5
     for hierarchy in hierarchies():
-        with contextlib.suppress(OSError):
-            (hierarchy / name.lstrip("/")).rmdir()
+        group = hierarchy / name.lstrip("/")
+        while group.exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
 
 
 def remove_cgroups(tag: str) -> None:

@@ -202,15 +202,21 @@ def children(pid: int) -> int:
     return len(subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False).stdout.split())
 
 
-def test_strangers_are_bounded_and_told(started: Started) -> None:
-    _, port = transport.split(started.here.config.listen)
+def test_strangers_are_bounded_and_told(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "_N_STRANGERS", 4)
+    monkeypatch.setattr(agent, "_STRANGE_S", 60.0)  # none leaves by itself meanwhile
+    _, port = transport.split(here.config.listen)
     with contextlib.ExitStack() as stack:
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        until(lambda: "hung up on the first" in started.log, what="the first are hung up on")
-        until(lambda: started.log.count("hung up") == 68, what="all are taken")
-        until(lambda: children(started.pid) <= 33, what="the others are gone")
-    until(lambda: "127.0.0.1: could not take a connection" in started.log, what="refused peers are told")
+        one = Started(here, tmp_path / "log")
+        stack.callback(one.end)
+        until(lambda: "listens at" in one.log, what="the agent says that it listens")
+        with contextlib.ExitStack() as connections:
+            for _ in range(20):
+                connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+            until(lambda: "hung up on the first" in one.log, what="the first are hung up on")
+            until(lambda: one.log.count("hung up") == 16, what="all are taken")
+            until(lambda: children(one.pid) <= 5, what="the others are gone")
+        until(lambda: "127.0.0.1: could not take a connection" in one.log, what="refused peers are told")
 
 
 def prove(here: Here) -> ssl.SSLSocket:
@@ -229,12 +235,12 @@ def test_so_are_those_who_only_have_a_certificate(
         until(lambda: "listens at" in one.log, what="the agent says that it listens")
         for _ in range(5):
             stack.enter_context(prove(here))
-        until(lambda: one.log.count("hung up") == 3, timeout_s=5, what="the first are hung up on")
+        until(lambda: one.log.count("hung up") == 3, what="the first are hung up on")
 
 
 def test_nobody_is_a_stranger_for_long(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by saying a little of something now and then, either."""
-    monkeypatch.setattr(agent, "_STRANGE_S", 0.5)
+    monkeypatch.setattr(agent, "_STRANGE_S", 2.0)
     with contextlib.ExitStack() as stack:
         one = Started(here, tmp_path / "log")
         stack.callback(one.end)
@@ -252,7 +258,7 @@ def test_nobody_is_a_stranger_for_long(here: Here, tmp_path: Path, monkeypatch: 
             except OSError:
                 return True
 
-        until(ended, timeout_s=4, what="it is hung up on")
+        until(ended, what="it is hung up on")
 
 
 @pytest.mark.parametrize("line", ['root = "runc"', 'root = ""', 'leases = "networks/pods"', 'state = "s"'])
