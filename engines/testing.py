@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from unittest import SkipTest
 
@@ -54,8 +55,6 @@ class EngineContract:
     """
 
     skips: Mapping[str, str] = {}
-    thorough = False
-    """Whether to damage every file of an image, not only a few."""
 
     def setup_method(self, method: Callable[..., None]) -> None:
         """Called by pytest before each test."""
@@ -156,20 +155,15 @@ class EngineContract:
         memory = harness.memory(source)
         image = harness.image_root / "i"
         harness.engine(source).checkpoint(dump_request(harness, source, image))
-        files = sorted(
-            (path for path in image.rglob("*") if path.is_file() and path.stat().st_size),
-            key=lambda path: (path.stat().st_size, path.name),
-        )
-        if not self.thorough:
-            files = list(dict.fromkeys([files[0], files[len(files) // 2], files[-1]]))
-        for path in files:
+        files = [path for path in image.rglob("*") if path.is_file() and path.stat().st_size]
+        files.sort(key=lambda path: (-path.stat().st_size, path.name))
+        for path, damage in zip(files, cycle(("cut", "empty", "missing")), strict=False):
             content = path.read_bytes()
-            for damage in (content[: len(content) // 2], b"", None):
-                path.unlink()
-                if damage is not None:
-                    path.write_bytes(damage)
-                self._restore_damaged(harness, image, memory, path.name)
-                path.write_bytes(content)
+            path.unlink()
+            if damage != "missing":
+                path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+            self._restore_damaged(harness, image, memory, path.name)
+            path.write_bytes(content)
         target = harness.prepare()
         harness.restore(harness.engine(target), restore_request(harness, target, image))
         goes_on(harness, target)
