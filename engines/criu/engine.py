@@ -41,7 +41,7 @@ from engines.api import (
     RestoreFailed,
     RestoreRequest,
 )
-from engines.criu import calls, cgroups, config, foresee, mapped, probe, repair, tree, views, wire
+from engines.criu import calls, cgroups, config, extras, foresee, mapped, probe, repair, tree, views, wire
 from engines.criu.journal import Journal, mount_points, real_path
 from engines.criu.phases import Script
 from engines.criu.runtime import Container, Runtime
@@ -233,7 +233,7 @@ class CriuEngine:
         """
         started = time.monotonic()
         words = f"could not restore container '{request.container_id}'"
-        _check_image(request.image_path, words)
+        noted = _check_image(request.image_path, words)
         bundle = self._runtime.bundle(request.bundle_path, words)
         if self._runtime.exists(request.container_id):
             raise InvalidRequest(
@@ -257,7 +257,7 @@ class CriuEngine:
         if request.console_socket_path:
             argv += ["--console-socket", str(request.console_socket_path)]
         argv += [*request.extra_args, request.container_id]
-        phases = RestoreStages(request, journal, bundle)
+        phases = RestoreStages(request, journal, bundle, noted)
         with calls.Guarded(journal, request.timeout_s) as guarded, Script() as script:
             text = config.restore_config(
                 script.path,
@@ -465,14 +465,17 @@ def _undecided(words: str) -> DumpFailed:
     )
 
 
-def _check_image(image_path: Path, words: str) -> None:
-    """Raises ImageNotFound, ImageCorrupt."""
+def _check_image(image_path: Path, words: str) -> extras.Extras | None:
+    """What it notes beside CRIU's images. Raises ImageNotFound, ImageCorrupt."""
     if not image_path.is_dir():
         raise ImageNotFound(f"{words}: there is no image at {image_path}; look at the path")
     try:
         wire.first_entry(image_path / "inventory.img", magics=1)
+        return extras.read(image_path)
     except (OSError, ValueError) as error:
-        raise ImageCorrupt(f"{words}: {image_path} holds no CRIU image ({error}); dump again") from error
+        raise ImageCorrupt(
+            f"{words}: {image_path} holds no whole CRIU image ({error}); dump again"
+        ) from error
 
 
 def _check_stopped(groups: cgroups.Groups, freezer: cgroups.Freezer | None, words: str) -> None:

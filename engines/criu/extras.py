@@ -23,6 +23,8 @@ from engines.criu.repair import borrow
 
 NAME = "torpor-extras.json"
 _SCHEMA = 1
+_MAX_PROCESSOR = 2**16
+_MAX_INTERVAL_NS = 2**63 - 1
 
 
 class Extras(TypedDict):
@@ -33,8 +35,8 @@ class Extras(TypedDict):
     """
 
     schema: int
-    affinity: dict[str, list[int]]
-    cgroups: dict[str, dict[str, str]]
+    affinity: dict[int, list[int]]
+    cgroups: dict[int, dict[str, str]]
     timers: list[tuple[int, int, int]]
 
 
@@ -53,11 +55,11 @@ def note(image_path: Path, init: int, groups: cgroups.Groups, timers: Sequence[t
                 if controller in groups and path.startswith(f"{groups[controller]}/")
             }
             if below:
-                extras["cgroups"][str(tree.inner(pid))] = below
+                extras["cgroups"][tree.inner(pid)] = below
             for thread in tree.threads(pid):
                 bound = os.sched_getaffinity(thread)
                 if bound != usual:
-                    extras["affinity"][str(tree.inner(thread))] = sorted(bound)
+                    extras["affinity"][tree.inner(thread)] = sorted(bound)
     for pid, descriptor in timers:
         with contextlib.suppress(OSError):
             interval_ns = _expired(Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text())
@@ -88,27 +90,70 @@ def _expired(fdinfo: str) -> int:
     return 0
 
 
-def apply(image_path: Path, init: int, groups: cgroups.Groups) -> None:
-    """Put right what an image notes, in a restored container that does not run yet.
+def read(image_path: Path) -> Extras | None:
+    """What an image notes; None if nothing.
 
-    init: its first process; groups: its new cgroups. Raises OSError, ValueError.
+    Whoever made the image wrote it, so nothing in it is believed. Raises OSError, and ValueError if it is
+    damaged.
     """
     try:
-        extras: Extras = json.loads((image_path / NAME).read_bytes())
+        text = (image_path / NAME).read_bytes()
     except FileNotFoundError:
-        return
+        return None
+    try:
+        found = json.loads(text)
+        if found["schema"] != _SCHEMA:
+            raise ValueError(f"its schema is {found['schema']!r:.80}, this is for {_SCHEMA}")
+        return Extras(
+            schema=_SCHEMA,
+            affinity={
+                _number(thread): [_number(processor, _MAX_PROCESSOR) for processor in bound]
+                for thread, bound in found["affinity"].items()
+            },
+            cgroups={
+                _number(pid): {controller: _below(path) for controller, path in below.items()}
+                for pid, below in found["cgroups"].items()
+            },
+            timers=[
+                (_number(pid), _number(descriptor), _number(interval_ns, _MAX_INTERVAL_NS))
+                for pid, descriptor, interval_ns in found["timers"]
+            ],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{NAME} is damaged: {error!r}") from error
+
+
+def _number(value: object, most: int = 2**31 - 1) -> int:
+    number = int(value) if isinstance(value, str) else value
+    if type(number) is not int or not 0 <= number <= most:
+        raise ValueError(f"{value!r:.80} is no number from 0 to {most}")
+    return number
+
+
+def _below(path: object) -> str:
+    """A cgroup's path, which is appended to that of the container's own and must not lead out of it."""
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise ValueError(f"{path!r:.80} is no path below a cgroup")
+    os.fsencode(path)
+    return path
+
+
+def apply(extras: Extras, init: int, groups: cgroups.Groups) -> None:
+    """Put right what an image notes, in a restored container that does not run yet.
+
+    init: its first process; groups: its new cgroups. Raises OSError.
+    """
     processes = {tree.inner(pid): pid for pid in tree.of(init)}
     for inner, below in extras["cgroups"].items():
         for controller, path in below.items():
-            # A name from an image: it must not lead out of the container's cgroup.
-            if controller in groups and ".." not in path.split("/") and int(inner) in processes:
+            if controller in groups and inner in processes:
                 place = Path(f"{groups[controller]}{path}")
                 place.mkdir(parents=True, exist_ok=True)
-                (place / "cgroup.procs").write_text(str(processes[int(inner)]))
+                (place / "cgroup.procs").write_text(str(processes[inner]))
     if extras["affinity"]:
         for pid in processes.values():
             for thread in tree.threads(pid):
-                bound = extras["affinity"].get(str(tree.inner(thread)))
+                bound = extras["affinity"].get(tree.inner(thread))
                 # The new container may have none of these processors.
                 with contextlib.suppress(OSError):
                     if bound:

@@ -135,12 +135,15 @@ class DumpStages:
 class RestoreStages:
     """Answers CRIU at the stages of a restore.
 
-    bundle: of the new container.
+    bundle: of the new container. noted: what the image has beside CRIU's own.
     """
 
-    def __init__(self, request: RestoreRequest, journal: Journal, bundle: Bundle) -> None:
+    def __init__(
+        self, request: RestoreRequest, journal: Journal, bundle: Bundle, noted: extras.Extras | None
+    ) -> None:
         self._request = request
         self._bundle = bundle
+        self._noted = noted
         self._journal = journal
 
     def stage(self, stage: Stage) -> None:
@@ -156,7 +159,7 @@ class RestoreStages:
                 self._settle(theirs)
         elif stage.action == "post-restore":
             self._show_cgroups(stage.init_pid)
-            extras.apply(self._request.image_path, stage.init_pid, self._journal.groups)
+            self._put_right(stage.init_pid)
             self._restored(stage)
 
     def _show_cgroups(self, init: int) -> None:
@@ -168,6 +171,18 @@ class RestoreStages:
                 f"could not restore container '{self._request.container_id}': its control groups cannot be "
                 f"shown to it: {error.filename}: {error.strerror}; take the checkpoint of a container "
                 "without a mount on /sys/fs/cgroup",
+                after="stopped",
+            ) from error
+
+    def _put_right(self, init: int) -> None:
+        try:
+            if self._noted:
+                extras.apply(self._noted, init, self._journal.groups)
+        except OSError as error:
+            raise RestoreFailed(
+                f"could not restore container '{self._request.container_id}': what {extras.NAME} of its "
+                f"image notes cannot be put right: {error}; look at the limits of its control group, or dump "
+                "again",
                 after="stopped",
             ) from error
 

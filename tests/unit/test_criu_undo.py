@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engines.api import EngineTimeout, RestoreRequest
-from engines.criu import cgroups, guardian, undo
+from engines.api import EngineTimeout, RestoreFailed, RestoreRequest
+from engines.criu import cgroups, guardian, tree, undo
 from engines.criu.calls import Guarded
+from engines.criu.extras import Extras
 from engines.criu.journal import Journal
 from engines.criu.phases import Stage
 from engines.criu.runtime import Bundle
@@ -78,7 +79,7 @@ def test_a_stage_of_a_call_that_was_undone_fails(later: Journal) -> None:
     request = RestoreRequest(
         container_id="c", bundle_path=Path("/b"), image_path=Path(later.image), timeout_s=1
     )
-    stages = RestoreStages(request, a_call(Path(later.state), operation="restore"), BUNDLE)
+    stages = RestoreStages(request, a_call(Path(later.state), operation="restore"), BUNDLE, None)
     with pytest.raises(EngineTimeout, match="undone"):
         stages.stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
     assert untouched(later)
@@ -89,9 +90,21 @@ def test_groups_that_were_ours_at_the_restore_are_never_the_container_s(tmp_path
     found = a_call(tmp_path, operation="restore")
     found.write()
     request = RestoreRequest(container_id="c", bundle_path=Path("/b"), image_path=tmp_path, timeout_s=1)
-    RestoreStages(request, found, BUNDLE).stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
+    RestoreStages(request, found, BUNDLE, None).stage(Stage("pre-restore", os.getpid(), os.getpid(), 0))
     assert cgroups.of_process("self")
     assert found.groups == {}
+
+
+def test_a_note_that_cannot_be_followed_is_a_failed_restore(tmp_path: Path) -> None:
+    """So that a cold start may follow."""
+    (tmp_path / "file").touch()
+    found = a_call(tmp_path, operation="restore", groups={"x": str(tmp_path)})
+    request = RestoreRequest(container_id="c", bundle_path=Path("/b"), image_path=tmp_path, timeout_s=1)
+    below = {tree.inner(os.getpid()): {"x": "/file/x"}}
+    noted = Extras(schema=1, affinity={}, cgroups=below, timers=[])
+    with pytest.raises(RestoreFailed, match="file/x") as failure:
+        RestoreStages(request, found, BUNDLE, noted).stage(Stage("post-restore", 0, 0, os.getpid()))
+    assert failure.value.undone
 
 
 def test_a_reused_pid_is_not_the_container(tmp_path: Path) -> None:

@@ -218,17 +218,79 @@ def test_which_timers_have_to_be_set_again(text: str, interval_ns: int):
     assert extras._expired(text) == interval_ns
 
 
-def test_a_note_that_leads_out_of_the_cgroup_is_not_followed(tmp_path: Path):
+def write_note(image: Path, **changed: object) -> None:
+    note = {"schema": 1, "affinity": {}, "cgroups": {}, "timers": []} | changed
+    (image / extras.NAME).write_text(json.dumps(note))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "x",
+        "",
+        "/../x",
+        "/..",
+        "//..",
+        "/a/../../x",
+        "..",
+        "/a\0b",
+        "/\ud800",
+        1,
+        None,
+        True,
+        ["/x"],
+        {"/x": 1},
+    ],
+)
+def test_a_note_that_leads_out_of_the_cgroup_makes_the_image_a_damaged_one(tmp_path: Path, path: object):
+    """Joined to the container's own, "x" is its neighbour."""
+    write_note(tmp_path, cgroups={"1": {"devices": path}})
+    with pytest.raises(ValueError, match="is damaged"):
+        extras.read(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/", "/x", "//x", "/x/y.service", "/a..b", "/.", "/\udcff"])
+def test_a_process_comes_back_into_a_cgroup_below_its_container_s(tmp_path: Path, path: str):
     inside = tmp_path / "inside"
     inside.mkdir()
-    note = '{"schema": 1, "affinity": {}, "timers": [], "cgroups": {"%d": {"x": "/../outside"}}}'
-    (tmp_path / extras.NAME).write_text(note % tree.inner(os.getpid()))
-    extras.apply(tmp_path, os.getpid(), {"x": str(inside)})
-    assert not (tmp_path / "outside").exists()
+    write_note(tmp_path, cgroups={str(tree.inner(os.getpid())): {"x": path, "other": "/x"}})
+    noted = extras.read(tmp_path)
+    assert noted
+    extras.apply(noted, os.getpid(), {"x": str(inside)})
+    found = inside / path.strip("/") / "cgroup.procs"
+    assert found.read_text() == str(os.getpid())
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["inside", extras.NAME]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"schema": 2},
+        {"schema": None},
+        *({"affinity": value} for value in (None, 1, "x", [1], {"x": []}, {"1": 1})),
+        *({"cgroups": value} for value in (None, 1, "x", [1], {"x": {}}, {"1": 1}, {"1": ["/x"]})),
+        *({"affinity": {"1": [value]}} for value in (-1, 10**9, "x", None, 1.5, True, [1])),
+        *({"affinity": {key: [0]}} for key in ("", "-1", str(2**31), "9" * 5000)),
+        *({"timers": value} for value in (None, 1, "x", [1], [[1, 2]], [[1, 2, 3, 4]], {"x": 1})),
+        *({"timers": [[1, 2, value]]} for value in (2**63, -1, 3.5, None)),
+        *({"timers": [[value, value, 3]]} for value in (2**31, -1, "x", None)),
+    ],
+)
+def test_a_note_that_no_dump_writes_makes_the_image_a_damaged_one(tmp_path: Path, changed: dict[str, object]):
+    write_note(tmp_path, **changed)
+    with pytest.raises(ValueError, match="is damaged"):
+        extras.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', "{}", "\xff", "[" * 100_000])
+def test_a_note_that_is_none_makes_the_image_a_damaged_one(tmp_path: Path, text: str):
+    (tmp_path / extras.NAME).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match="is damaged"):
+        extras.read(tmp_path)
 
 
 def test_an_image_without_notes_is_fine(tmp_path: Path):
-    extras.apply(tmp_path, os.getpid(), {})
+    assert extras.read(tmp_path) is None
 
 
 def test_the_other_end_of_a_socket_is_found():
