@@ -106,7 +106,8 @@ frozen and locked until the verdict is another one, and `undo` raises. `commit`:
 class CheckpointRequest:
     """Dump a container.
 
-    image_path: absent, or an empty directory; its parent exists. On failure nothing is left in it.
+    image_path: absent, or an empty directory; its parent exists. On failure nothing is left in it. Names
+        that begin with `torpor-` are for its caller's files there, none for the engine's.
     parent_path: image directory of an earlier pre-dump, None for a full dump.
     release_network: when the source is gone, its network lock goes too, and its peers find their connections
         closed. Otherwise it stays, in a network namespace that outlives the container, for a restore that

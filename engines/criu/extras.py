@@ -21,7 +21,8 @@ from typing import TypedDict
 from engines.criu import cgroups, tree
 from engines.criu.repair import borrow
 
-NAME = "torpor-extras.json"
+NAME = "criu-extras.json"
+_OLD_NAME = "torpor-extras.json"  # of earlier images; not to be written: see `engines.api.CheckpointRequest`
 _SCHEMA = 1
 _MAX_PROCESSOR = 2**16
 _MAX_INTERVAL_NS = 2**63 - 1
@@ -96,10 +97,10 @@ def read(image_path: Path) -> Extras | None:
     Whoever made the image wrote it, so nothing in it is believed. Raises OSError, and ValueError if it is
     damaged.
     """
-    try:
-        text = (image_path / NAME).read_bytes()
-    except FileNotFoundError:
+    path = next((path for name in (NAME, _OLD_NAME) if (path := image_path / name).exists()), None)
+    if path is None:
         return None
+    text = path.read_bytes()
     try:
         found = json.loads(text)
         if found["schema"] != _SCHEMA:
@@ -120,7 +121,7 @@ def read(image_path: Path) -> Extras | None:
             ],
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{NAME} is damaged: {error!r}") from error
+        raise ValueError(f"{path.name} is damaged: {error!r}") from error
 
 
 def _number(value: object, most: int = 2**31 - 1) -> int:

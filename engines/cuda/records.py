@@ -17,7 +17,10 @@ from engines.api import GpuNeed, ImageCorrupt
 from engines.cuda.driver import Driver
 
 SCHEMA = 1
-IN_IMAGE = "torpor-gpus.json"
+IN_IMAGE = "cuda-gpus.json"
+_OLD_IN_IMAGE = (
+    "torpor-gpus.json"  # of earlier images; not to be written: see `engines.api.CheckpointRequest`
+)
 CALL = "cuda-call.json"
 HELD = "cuda-held.json"
 SUSPENDED = "torpor-gpus-suspended.json"  # in the runtime's state of the container: it goes with it
@@ -127,7 +130,7 @@ def read_image(image_path: Path) -> Asleep:
     """What an image of this engine says about GPUs. Raises ImageCorrupt."""
     words = f"could not read image '{image_path}'"
     try:
-        found = read_asleep(image_path / IN_IMAGE)
+        found = read_asleep(image_path / IN_IMAGE) or read_asleep(image_path / _OLD_IN_IMAGE)
     except (OSError, ValueError) as error:
         raise ImageCorrupt(f"{words}: {error}; take the checkpoint again, or copy it again") from error
     if found is None:

@@ -47,6 +47,8 @@ def engine(path: Path) -> CudaEngine:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     records.write_asleep(tmp_path / records.IN_IMAGE, asleep("x", "y"))
     assert records.read_image(tmp_path) == asleep("x", "y")
+    (tmp_path / records.IN_IMAGE).rename(tmp_path / "torpor-gpus.json")
+    assert records.read_image(tmp_path) == asleep("x", "y"), "of an earlier image"
     call = Call(
         operation="suspend",
         container_id="c",

@@ -259,7 +259,7 @@ def test_a_process_comes_back_into_a_cgroup_below_its_container_s(tmp_path: Path
     extras.apply(noted, os.getpid(), {"x": str(inside)})
     found = inside / path.strip("/") / "cgroup.procs"
     assert found.read_text() == str(os.getpid())
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["inside", extras.NAME]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"inside", extras.NAME}
 
 
 @pytest.mark.parametrize(
@@ -287,6 +287,14 @@ def test_a_note_that_is_none_makes_the_image_a_damaged_one(tmp_path: Path, text:
     (tmp_path / extras.NAME).write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="is damaged"):
         extras.read(tmp_path)
+
+
+def test_the_note_of_an_earlier_image_is_read(tmp_path: Path):
+    write_note(tmp_path, timers=[[1, 3, 5]])
+    (tmp_path / extras.NAME).rename(tmp_path / "torpor-extras.json")
+    noted = extras.read(tmp_path)
+    assert noted
+    assert noted["timers"] == [(1, 3, 5)]
 
 
 def test_an_image_without_notes_is_fine(tmp_path: Path):

@@ -14,6 +14,8 @@ import pytest
 import zstandard
 
 from engines.api import ImageCorrupt, ImageError, ImageExists, Needs, NotSupported
+from engines.criu import extras
+from engines.cuda import records
 from shim.images.archive import Import, import_archive, open_archive
 from shim.images.layout import Reference
 from shim.images.manifest import Program, Rootfs, Source, build_manifest
@@ -158,6 +160,9 @@ def test_namespace_is_the_importers(store: Store) -> None:
     assert store.list("evil") == ()
 
 
+ENGINES_NOTES = (extras.NAME, records.IN_IMAGE)
+
+
 def torpor(tmp_path: Path, **changes: object) -> dict[str, bytes | None]:
     """An archive that containerd made of a directory in which torpor left its files."""
     checkpoint_path = tmp_path / "image"
@@ -165,6 +170,8 @@ def torpor(tmp_path: Path, **changes: object) -> dict[str, bytes | None]:
     extras_path.mkdir(parents=True)
     (checkpoint_path / "inventory.img").write_bytes(b"inventory")
     (checkpoint_path / "pages-1.img").write_bytes(b"pages")
+    for name in ENGINES_NOTES:
+        (checkpoint_path / name).write_text(name)
     (extras_path / "rootfs-diff.tar").write_bytes(tar_of({"etc/frozen": b"frozen"}))
     (extras_path / "deleted.files").write_bytes(b'["/etc/gone"]')
     (extras_path / "needs.json").write_bytes(b"{}")
@@ -179,9 +186,9 @@ def torpor(tmp_path: Path, **changes: object) -> dict[str, bytes | None]:
         host=None,
         **changes,  # type: ignore[arg-type]
     )
-    seal(manifest, checkpoint_path=checkpoint_path, extras_path=extras_path)
-    (extras_path / "timings.json").write_bytes(b"{}")
     flatten(checkpoint_path)
+    seal(manifest, checkpoint_path=checkpoint_path, extras_path=checkpoint_path)
+    (checkpoint_path / "torpor-timings.json").write_bytes(b"{}")
     found = {
         f"checkpoint/{path.relative_to(checkpoint_path)}": path.read_bytes()
         for path in sorted(checkpoint_path.rglob("*"))
@@ -207,6 +214,13 @@ def test_torpors_own_files_win_and_are_checked(store: Store, tmp_path: Path) -> 
         load(store, tar_of(members), use="clone", replace_existing=True).image.manifest.effective_use
         == "clone"
     )
+
+
+def test_what_an_engine_notes_beside_its_images_stays_there(store: Store, tmp_path: Path) -> None:
+    image = load(store, tar_of(torpor(tmp_path))).image
+    store.verify(image, pages=True)
+    for name in ENGINES_NOTES:
+        assert (image.checkpoint_path / name).read_text() == name
 
 
 @pytest.mark.parametrize(
