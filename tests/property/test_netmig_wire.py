@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from netmig.claim import _announcements, _claim, _question
+from netmig.claim import _announcements, _claim, _question, _report
 from netmig.hold import _check_name, table_name
 from netmig.lease import HostLocal, Owner
 
@@ -44,12 +44,25 @@ def test_a_question_counts_as_a_rivals(ip: IPAddress, mac: bytes) -> None:
         assert frame[:6] == b"\x33\x33\xff" + ip.packed[13:], "the group of the address"
 
 
+def test_a_report_of_a_group_is_what_routers_expect() -> None:
+    """RFC 3810, 5.2, byte by byte."""
+    group = ipaddress.IPv6Address("ff02::1:ff00:a").packed
+    assert _report(group, bytes.fromhex("020000000001")).hex(" ", 2) == (
+        "3333 0000 0016 0200 0000 0001 86dd "  # to the group's MAC, from the pod's
+        "6000 0000 0024 0001 "  # 36 bytes, options first, one hop
+        "0000 0000 0000 0000 0000 0000 0000 0000 ff02 0000 0000 0000 0000 0000 0000 0016 "
+        "3a00 0502 0000 0100 "  # ICMPv6 is next; router alert
+        "8f00 6f80 0000 0001 0400 0000 "  # a report of one record: excluded are no sources
+        "ff02 0000 0000 0000 0000 0001 ff00 000a"
+    )
+
+
 @given(ADDRESSES, MACS)
 def test_the_checksum_of_ipv6_is_right(ip: IPAddress, mac: bytes) -> None:
     if ip.version == 4:
         return
-    for frame in (*_announcements(str(ip), mac), _question(ip, mac)):
-        body = frame[54:]
+    for frame in (*_announcements(str(ip), mac), _question(ip, mac), _report(ip.packed, mac)):
+        body = frame[62 if frame[20] == 0 else 54 :]  # without the options
         pseudo = frame[22:54] + len(body).to_bytes(4, "big") + b"\0\0\0\x3a"
         words = pseudo + body
         total = sum(int.from_bytes(words[i : i + 2], "big") for i in range(0, len(words), 2))
