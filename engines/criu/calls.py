@@ -145,6 +145,7 @@ class _Watch:
 
     def __init__(self, pid: int, script: Script, journal: Journal) -> None:
         self._journal = journal
+        self._log_path = journal.work_path / ("restore.log" if journal.operation == "restore" else "dump.log")
         self._runtime = os.pidfd_open(pid)
         self._criu: int | None = None
         self._criu_pid = 0
@@ -174,8 +175,8 @@ class _Watch:
             self._criu = None
             self._told = True
             return True
-        # CRIU may die before its first stage.
-        if self._criu_pid == 0:
+        # CRIU may die before its first stage; but a runtime may take its time until it starts it.
+        if self._criu_pid == 0 and self._log_path.exists():
             self._idle = 0 if ready or has_criu(self._journal) else self._idle + 1
         if self._idle > 1 and not self._told:
             self._told = True

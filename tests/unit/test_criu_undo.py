@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from engines.api import EngineTimeout, RestoreFailed, RestoreRequest
-from engines.criu import cgroups, guardian, tree, undo
+from engines.criu import calls, cgroups, guardian, tree, undo
 from engines.criu.calls import Guarded
 from engines.criu.extras import Extras
 from engines.criu.journal import Journal
-from engines.criu.phases import Stage
+from engines.criu.phases import Script, Stage
 from engines.criu.runtime import Bundle
 from engines.criu.stages import RestoreStages
 from engines.processes import start_time
@@ -32,7 +32,7 @@ def a_call(state: Path, **more: object) -> Journal:
         "image": str(state / "image"),
     }
     written = Journal(**(fields | more))  # pyright: ignore[reportArgumentType]
-    written.work_path.mkdir(exist_ok=True)
+    written.work_path.mkdir(parents=True, exist_ok=True)
     return written
 
 
@@ -158,3 +158,15 @@ def test_start_up_leftovers_may_vanish_meanwhile_and_only_they_go(
 
 def criu_runs() -> bool:
     return any(path.read_text() == "criu\n" for path in Path("/proc").glob("[0-9]*/comm") if path.exists())
+
+
+def test_criu_has_not_ended_before_it_has_begun(tmp_path: Path) -> None:
+    """A runtime may take seconds until it starts CRIU."""
+    for operation, log in (("restore", "restore.log"), ("checkpoint", "dump.log"), ("pre-dump", "dump.log")):
+        found = a_call(tmp_path / operation, operation=operation)
+        with Script() as script:
+            watch = calls._Watch(os.getpid(), script, found)
+            assert [watch.wait(0) for _ in range(4)] == [False] * 4
+            (found.work_path / log).touch()
+            assert [watch.wait(0) for _ in range(4)] == [False, True, False, False], "told once"
+            watch.close()
