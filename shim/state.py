@@ -30,6 +30,7 @@ ENGINE = "engine"
 VERDICT = "verdict"  # of a checkpoint whose caller keeps one: its path
 STANDING = "standing"  # of a container that comes from another node: path of the word for how far that is
 ATTENDANT = "attendant"  # see `shim.attendant`
+UPPER = "upper.json"  # of the copy of a container's upper directory (`shim.images.undo`)
 JOURNALS = "*-call.json"  # what engines write before they touch anything
 NETWORK = "net"  # of the node: what calls write down of networks before they touch them
 
@@ -206,10 +207,16 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
     Raises Busy if another call holds it all that time, FileNotFoundError if there is no directory.
     """
     deadline = time.monotonic() + wait_s
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         if create:
             make_private(directory)
-        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            descriptor = os.open(directory / LOCK, flags, 0o600)
+        except FileNotFoundError:
+            if create:  # the last holder has just removed it
+                continue
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -188,3 +188,23 @@ def test_a_call_that_leaves_does_not_take_the_next_holder_s_directory(tmp_path: 
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_directory_that_goes_while_a_call_waits_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder leaves between the waiter's making and its opening."""
+    directory = tmp_path / "c1"
+    make_private, left = state.make_private, [True]
+
+    def made(path: Path) -> None:
+        make_private(path)
+        if path == directory and left:
+            left.clear()
+            state.remove(path)
+
+    monkeypatch.setattr(state, "make_private", made)
+    with state.locked(directory, wait_s=0, create=True):
+        assert (directory / state.LOCK).exists()
+    with pytest.raises(FileNotFoundError), state.locked(directory, wait_s=0):
+        pass
