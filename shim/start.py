@@ -14,6 +14,8 @@ from engines.api import (
     EngineSettings,
     InvalidRequest,
     Judge,
+    Phase,
+    PhaseInfo,
     ReleaseRequest,
     RestoreRequest,
 )
@@ -122,23 +124,31 @@ def _restore(config: Config, engine: CheckpointEngine, directory: Path, found: C
     image = store.resolve(parse_reference(found.image, namespace=""))
     if isinstance(engine, Judge):
         admission.refuse(engine.judge(image.checkpoint_path), what=found.image)
+
+    def consume(phase: Phase = "restored", _: PhaseInfo | None = None) -> None:
+        if phase == "restored" and found.use == "move" and makes_it_run:
+            store.consume(image, by=_user(found))
+
     try:
         with store.using(image), _frame(directory, found) as makes_it_run:
-            if found.use == "move" and makes_it_run:
-                store.consume(image, by=found.container_id)
-            state.advance(directory, found, "restoring")
+            # What fails before anything can run does not use the image up.
+            phases = "phases" in engine.capabilities
+            if not phases:
+                consume()
+            found = state.advance(directory, found, "restoring")
             restored = engine.restore(
                 RestoreRequest(
                     container_id=found.container_id,
                     bundle_path=Path(found.bundle),
                     image_path=image.checkpoint_path,
                     timeout_s=config.restore_timeout_s,
+                    on_phase=consume if phases else None,
                 )
             )
             signals.too_late()
-    except ShimError:  # nothing was touched
-        raise
     except BaseException as error:
+        if isinstance(error, ShimError) and found.phase == "held":  # nothing was touched
+            raise
         log.keep(error, config.state_path, found.container_id)
         log.audit(
             config.store_path,
@@ -184,5 +194,9 @@ def _consume(config: Config, found: ContainerState) -> None:
 
     store = Store(config.store_path)
     image = store.resolve(parse_reference(found.image, namespace=""))
-    # One id may stand under two roots.
-    store.consume(image, by=f"{found.container_id} of {found.root}")
+    store.consume(image, by=_user(found))
+
+
+def _user(found: ContainerState) -> str:
+    """By whom an image is used up: one id may stand under two roots."""
+    return f"{found.container_id} of {found.root}"

@@ -262,9 +262,9 @@ class GvisorEngine:
                     raise EngineTimeout(
                         f"{words}: the deadline passed; give it more time", after=guarded.undo().state
                     )
-            _tell(request, "restored", found.pid)
             if spec["process"].get("terminal"):
                 self._set_terminal(guarded, words, found.pid, record.terminal)
+            _tell(request, "restored", found.pid)
             since = time.monotonic()
             self._run_restore(
                 guarded,

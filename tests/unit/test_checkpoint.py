@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -23,13 +23,14 @@ from engines.api import (
     NotSupported,
     PhaseInfo,
     Restored,
+    RestoreFailed,
     RestoreRequest,
 )
 from engines.guard import remove_partial
 from shim import checkpoint, leases, signals, state
 from shim.checkpoint import Source, Wanted, into_store, take
 from shim.config import Config
-from shim.errors import Unsettled
+from shim.errors import AdmissionRefused, Unsettled
 from shim.images import layout
 from shim.images import store as store_module
 from shim.images.layout import Reference
@@ -375,25 +376,66 @@ def test_so_is_one_that_wakes_up_only_in_start(place: Place, monkeypatch: pytest
             return Restored(pid=1, total_s=0.1)
 
     monkeypatch.setattr(registry, "create", lambda *_: Late())
-    directory = place.source.directory
-    state.make_private(directory)
-    state.save(
-        directory,
-        ContainerState(
-            container_id="c",
-            root=str(place.path),
-            bundle=str(place.source.bundle_path),
-            phase="held",
-            engine="gvisor",
-            image=str(image.reference),
-            digest=image.digest,
-            use="clone",
-            created="now",
-        ),
-    )
+    directory = created(place, use="clone")
     assert start(place.config, "c", directory, place.source.settings)
     found = state.load(directory)
     assert found and found.phase == "running"
+
+
+def created(place: Place, *, use: Literal["clone", "move"], root: str = "/r") -> Path:
+    """A container that is to wake up in `start`; torpor's state of it."""
+    image = place.store.resolve(WEB)
+    directory = place.source.directory
+    state.make_private(directory)
+    found = ContainerState(
+        container_id="c",
+        root=root,
+        bundle=str(place.source.bundle_path),
+        phase="held",
+        engine="gvisor",
+        image=str(image.reference),
+        digest=image.digest,
+        use=use,
+        created="now",
+    )
+    state.save(directory, found)
+    return directory
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["phases", "no-phases"])
+def test_one_that_fails_in_start_uses_its_image_up_only_where_it_may_have_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    class Late(Engine):
+        name = "gvisor"
+        capabilities = frozenset({"phases"} if tells else ())
+        early = True
+
+        def restore(self, request: RestoreRequest, /) -> Restored:
+            if not self.early and request.on_phase:
+                request.on_phase("restored", PhaseInfo(pid=1, netns_path=None, lock_table=None))
+                assert place.store.consumed_by(image) == "c of /r"
+            raise RestoreFailed("no space left")
+
+    place.take(Engine())
+    image, engine = place.store.resolve(WEB), Late()
+    monkeypatch.setattr(registry, "create", lambda *_: engine)
+
+    def fail(root: str) -> None:
+        directory = created(place, use="move", root=root)
+        start(place.config, "c", directory, place.source.settings)
+
+    with pytest.raises(RestoreFailed):
+        fail("/r")
+    assert place.store.consumed_by(image) == (None if tells else "c of /r")
+    engine.early = False
+    with pytest.raises(RestoreFailed):
+        fail("/r")
+    assert place.store.consumed_by(image) == "c of /r"
+    with pytest.raises(AdmissionRefused, match="'c of /r' has it"):
+        fail("/other")
+    # Where the engine had begun it has undone all, and nothing is left here either.
+    assert place.source.directory.exists() is not tells
 
 
 def test_connections_that_the_engine_cannot_keep_are_refused_before_it_is_asked(place: Place) -> None:
