@@ -22,9 +22,11 @@ from engines import registry
 from engines.api import (
     CheckpointEngine,
     CheckpointRequest,
+    DumpFailed,
     DumpStats,
     EngineError,
     EngineSettings,
+    EngineUnavailable,
     ImageExists,
     Needs,
     NotSupported,
@@ -35,7 +37,7 @@ from engines.api import (
 from netmig.errors import NetworkError
 from shim import annotations, bundle, identity, log, prospects, signals, state, timing
 from shim.config import Config, engine_settings
-from shim.errors import NoContainer, ShimError, Unsettled
+from shim.errors import Busy, NoContainer, ShimError, Unsettled
 from shim.images import layout, rootfs
 from shim.images.documents import decode, encode, encode_needs
 from shim.images.layout import Reference
@@ -92,6 +94,24 @@ class Wanted:
 Finish = Callable[[Manifest], None]
 
 
+def begin(source: Source, engine: str) -> None:
+    """Undo what a killed call left of a container, and note the engine that is about to dump it.
+
+    The caller holds the container. Raises EngineError, ShimError.
+    """
+    _undo(source.container_id, source.directory, source.settings, engine)
+    shutil.rmtree(source.directory / WORK, ignore_errors=True)  # not before: the undo reads the logs in it
+    state.note_engine(source.directory, engine)
+
+
+def _undo(container_id: str, directory: Path, settings: EngineSettings, engine: str) -> None:
+    """Undo what a killed call left of a container. engine: whose call it was, if that is noted nowhere."""
+    if any(directory.glob(state.JOURNALS)):
+        found = state.load(directory)
+        engine = state.engine_at_work(directory) or (found.engine if found else engine)
+    registry.create(engine, settings).undo(container_id)
+
+
 def choose_engine(source: Source, config: Config, spec: bundle.Spec, named: str | None) -> CheckpointEngine:
     """The engine for a dump: named on the command line, by annotation, in config.toml, else the default.
 
@@ -118,11 +138,10 @@ def take(source: Source, config: Config, wanted: Wanted, finish: Finish) -> tupl
     captured: identity.Capture | None = None
     if netns_path and config.handler == "RUNTIME" and not identity.is_ours(netns_path):
         captured = identity.Capture(netns_path, source.settings.search_path)  # now: it takes its time
+    engine = choose_engine(source, config, spec, wanted.engine)
     with state.locked(source.directory, wait_s=5.0, create=True):
+        begin(source, engine.name)
         try:
-            shutil.rmtree(source.directory / WORK, ignore_errors=True)  # of an earlier call
-            engine = choose_engine(source, config, spec, wanted.engine)
-            state.note_engine(source.directory, engine.name)
             if wanted.verdict_path is not None:
                 state.note_verdict(source.directory, wanted.verdict_path)
             registry.check_dump(
@@ -210,7 +229,7 @@ def into_store(
             _, timings = take(source, config, wanted, commit)
         except BaseException as error:
             for image in committed:
-                with contextlib.suppress(ShimError):  # not to be told now: left to `settle`
+                with contextlib.suppress(EngineError, ShimError):  # not to be told now: left to `settle`
                     _decide(store, image, staged, source.settings, source.container_id)
             tell(f"failed: {error}")
             raise
@@ -293,8 +312,8 @@ def settle(config: Config, store: Store) -> None:
     """Decide about images whose checkpoint was killed after they got their name.
 
     If the source is gone the image is all there is, and stays; if it lives, the image goes. Those that are
-    being taken now are left alone, and so are those whose runtime does not tell: they wait, and cannot be
-    used. Raises EngineError, ShimError.
+    being taken now are left alone, and so are those whose source is held by another call, cannot be undone
+    yet, or whose runtime does not tell: they wait, and cannot be used. Raises EngineError, ShimError.
     """
     for image in store.unsettled():
         data = (image.path / layout.PENDING).read_bytes()
@@ -302,15 +321,18 @@ def settle(config: Config, store: Store) -> None:
         if state.start_time(pending.pid) == pending.pid_start:
             continue
         theirs = config.of_engine(image.manifest.engine.name)
-        settings = engine_settings(
-            theirs, find_tools(config.tools_path), pending.root, Path(pending.directory)
-        )
-        registry.create(image.manifest.engine.name, settings).undo(pending.container_id)
+        directory = Path(pending.directory)
+        settings = engine_settings(theirs, find_tools(config.tools_path), pending.root, directory)
         try:
-            with store.staging() as trash:
-                verdict = _decide(store, image, trash, settings, pending.container_id)
-        except Unsettled:
+            # Else the undo would end the call that is at work there now.
+            with state.locked(directory, wait_s=0, create=True):
+                _undo(pending.container_id, directory, settings, image.manifest.engine.name)
+                with store.staging() as trash:
+                    verdict = _decide(store, image, trash, settings, pending.container_id)
+        except (Busy, Unsettled):
             continue
+        except (DumpFailed, EngineUnavailable) as error:  # of the undo: the checkpoints of others go on
+            verdict = f"left: {error}"
         log.audit(config.store_path, "settle", image=str(image.reference), verdict=verdict)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from engines.api import CheckpointRequest
 from shim import bundle, log, state, timing
-from shim.checkpoint import Source, Wanted, choose_engine, take
+from shim.checkpoint import Source, Wanted, begin, choose_engine, take
 from shim.errors import ShimError, UsageError
 from shim.images import layout
+from shim.images.directories import sync_directory
 from shim.images.manifest import Manifest
 from shim.images.seal import flatten, seal, write_file
 from shim.verbs.context import Context
@@ -74,6 +75,7 @@ def serve(context: Context) -> int | None:
     def finish(manifest: Manifest) -> None:
         flatten(image_path)
         seal(manifest, checkpoint_path=image_path, extras_path=image_path)
+        sync_directory(image_path.parent)
 
     try:
         _, timings = take(source, context.config, wanted, finish)
@@ -98,6 +100,7 @@ def _pre_dump(context: Context, source: Source, image_path: Path) -> int:
         parent_path=_parent(context, image_path),
     )
     with state.locked(source.directory, wait_s=5.0, create=True):
+        begin(source, engine.name)
         engine.pre_dump(request)
     _audit(context, image_path, "pre-dumped")
     return 0

@@ -292,14 +292,54 @@ entry.main({conf!r}, "RUNTIME", "")
 """
 
 
-def killed_at(scene: Scene, phase: str, *words: str | Path) -> None:
-    """A call of torpor-runtime that is killed in front of its last step."""
-    code = KILLED.format(phase=phase, conf=str(scene.torpor.conf_path))
+def killed_at(scene: Scene, code: str, *words: str | Path, **more: str) -> None:
+    """A call of torpor-runtime that is killed where `code` says."""
+    code = code.format(conf=str(scene.torpor.conf_path), **more)
     argv = ["0", "torpor-runtime", "--root", str(scene.lab.runc.root), *map(str, words)]
     environment = {**os.environ, "PATH": SEARCH_PATH}
     done = subprocess.run([sys.executable, "-c", code, *argv], check=False, env=environment, cwd=CHECKOUT)
     assert done.returncode == -signal.SIGKILL
     scene.settle()
+
+
+# When the dump is complete and the network locked, all die that could undo it. CRIU dies as under its
+# guardian, with the container frozen, so that no task meets a socket in repair mode.
+KILLED_WHOLE = """
+import os, signal
+from engines.criu import cgroups
+from engines.criu.journal import Journal
+from engines.criu.undo import call_processes
+from shim import checkpoint, entry
+from tests.support.containers import processes_with
+
+def killed(job, phase, info):
+    directory = job.source.directory
+    if phase == "dumped":
+        journal = Journal.read(directory)
+        cgroups.freezer(journal.groups).freeze(timeout_s=5)
+        guardians = [pid for pid, line in processes_with(str(directory)) if "guardian.py" in line]
+        for pid in (*guardians, *call_processes(journal), os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+
+checkpoint._Job._on_phase = killed
+entry.main({conf!r}, "RUNTIME", "")
+"""
+
+
+def test_the_next_checkpoint_undoes_one_that_was_killed_with_its_guardian(scene: Scene) -> None:
+    name = scene.lab.new_id()
+    output = scene.lab.runc.run(scene.bundle(name), name)
+    until(lambda: output.last_tick() > 0)
+    client = scene.lab.client(scene.network, PORT)
+    client.goes_on()
+    first, image = scene.lab.path / "first", scene.lab.path / "image"
+    killed_at(scene, KILLED_WHOLE, "checkpoint", "--image-path", first, "--leave-running", name)
+    assert [table for table in scene.network.tables() if table.startswith("CRIU")]
+    assert scene.call("checkpoint", "--image-path", image, "--leave-running", name).wait(60) == 0
+    client.goes_on()
+    assert not first.exists()
+    assert check_complete_or_absent(image, stopping=False)
+    assert not scene.residue("no-such-container")
 
 
 def test_delete_undoes_all_of_a_killed_restore(scene: Scene) -> None:
@@ -319,7 +359,8 @@ def test_delete_undoes_all_of_a_killed_restore(scene: Scene) -> None:
     uts = next(kind for kind in document["linux"]["namespaces"] if kind["type"] == "uts")
     uts["path"] = str(uts_path)
     (target / "config.json").write_text(json.dumps(document))
-    killed_at(scene, "held", "create", "--bundle", target, "--pid-file", target / "pid", container_id)
+    words = ("create", "--bundle", target, "--pid-file", target / "pid", container_id)
+    killed_at(scene, KILLED, *words, phase="held")
     assert scene.lab.runc.state(container_id)["status"] == "paused"
     assert (target / "rootfs" / "data" / "log").exists()
     hostname(uts_path, "box")  # as CRIU has left it, where the call is killed a little earlier
@@ -339,7 +380,7 @@ def test_a_start_that_was_killed_is_carried_through_by_the_next(scene: Scene) ->
     target = scene.bundle(container_id, annotations={"torpor.dev/restore-from": "web"})
     words = ("create", "--bundle", target, "--pid-file", target / "pid", container_id)
     assert scene.call(*words, output=output).wait(60) == 0, output.text
-    killed_at(scene, "running", "start", container_id)
+    killed_at(scene, KILLED, "start", container_id, phase="running")
     until(lambda: output.last_tick() > first.last_tick())
     assert scene.call("delete", container_id).wait(30) == 1
     assert scene.lab.runc.state(container_id)["status"] == "running"

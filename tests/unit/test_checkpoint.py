@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -27,9 +28,9 @@ from engines.api import (
     RestoreRequest,
 )
 from engines.guard import remove_partial
-from shim import checkpoint, leases, signals, state
+from shim import argv, bundle, checkpoint, leases, signals, state
 from shim.checkpoint import Source, Wanted, into_store, take
-from shim.config import Config
+from shim.config import Config, load
 from shim.errors import AdmissionRefused, Unsettled
 from shim.images import layout
 from shim.images import store as store_module
@@ -37,6 +38,8 @@ from shim.images.layout import Reference
 from shim.images.store import Store
 from shim.start import start
 from shim.state import ContainerState
+from shim.verbs import checkpoint as verb
+from shim.verbs.context import Context
 
 NEEDS = Needs(engine="criu", image_version="2", tasks=(), namespaces={})
 WEB = Reference(namespace="", name="web")
@@ -112,10 +115,10 @@ class Place:
         self.runtime.write_text(f"#!/bin/sh\n{says}\n")
         self.runtime.chmod(0o755)
 
-    def settle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(self, monkeypatch: pytest.MonkeyPatch, engine: Engine | None = None) -> None:
         """What the next call does, when this process is as good as dead."""
         with monkeypatch.context() as patch:
-            patch.setattr(registry, "create", lambda *_: Engine())
+            patch.setattr(registry, "create", lambda *_: engine or Engine())
             patch.setattr(state, "start_time", lambda _: "")
             checkpoint.settle(self.config, self.store)
 
@@ -331,6 +334,122 @@ def test_one_that_was_killed_is_settled_by_its_source(
     assert bool(place.store.list()) is not alive
     if not alive:
         place.store.verify(place.store.resolve(WEB), pages=True)
+
+
+def pend(place: Place) -> Path:
+    """An image whose checkpoint was killed; its note."""
+    place.take(Engine())
+    path = place.store.resolve(WEB).path / layout.PENDING
+    path.write_bytes(checkpoint._pending(place.source))
+    return path
+
+
+def test_a_call_at_work_on_the_source_of_a_killed_one_is_left_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pend(place)
+    engine = Engine()
+    with state.locked(place.source.directory, wait_s=0, create=True):
+        place.settle(monkeypatch, engine)
+    assert path.exists()
+    assert engine.undone == []
+    place.settle(monkeypatch, engine)
+    assert place.store.resolve(WEB)
+    assert not place.source.directory.exists()
+
+
+def test_a_source_that_cannot_be_undone_yet_keeps_nobody_else_from_a_checkpoint(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held(Engine):
+        def undo(self, container_id: str, /) -> None:
+            raise DumpFailed("decide there first", after="paused", undone=False)
+
+    path = pend(place)
+    place.settle(monkeypatch, Held())
+    assert path.exists()
+    assert "left: decide there first" in (place.store.path / "audit.log").read_text()
+
+
+def killed(place: Place) -> Path:
+    """What a killed call of another engine has left; its log."""
+    directory = place.source.directory
+    log = directory / checkpoint.WORK / "dump.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    (directory / "other-call.json").touch()
+    state.note_engine(directory, "other")
+    return log
+
+
+def test_what_a_killed_call_left_is_undone_by_its_own_engine_and_log(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(Engine):
+        def undo(self, container_id: str, /) -> None:
+            assert log.exists()
+            (place.source.directory / "other-call.json").unlink()
+            super().undo(container_id)
+
+    log, other = killed(place), Other()
+    engines = {"other": other, "criu": Engine()}
+    monkeypatch.setattr(registry, "create", lambda name, _: engines[name])
+    place.take(engines["criu"])
+    assert other.undone == ["c"]
+    assert not place.source.directory.exists()
+
+
+def test_one_that_cannot_be_undone_yet_keeps_all_that_its_undo_will_need(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held(Engine):
+        def undo(self, container_id: str, /) -> None:
+            raise DumpFailed("decide there first", after="paused", undone=False)
+
+    log = killed(place)
+    monkeypatch.setattr(registry, "create", lambda *_: Held())
+    with pytest.raises(DumpFailed, match="decide there first"):
+        place.take(Engine())
+    assert log.exists()
+    assert state.engine_at_work(place.source.directory) == "other"
+
+
+def test_an_image_that_cannot_be_taken_back_does_not_hide_why(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ImageError("could not withdraw image: Input/output error")
+
+    monkeypatch.setattr(Store, "withdraw", broken)
+    place.lives(True)
+    with pytest.raises(DumpFailed, match="the end was missing"):
+        place.take(Engine(fails=True))
+    assert "failed: could not checkpoint" in (place.store.path / "audit.log").read_text()
+
+
+def test_an_image_for_a_caller_is_on_disk_before_its_source_may_die(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopping(Engine):
+        def meanwhile(self) -> None:
+            assert image_path.parent in synced
+
+    synced: list[Path] = []
+    image_path = place.path / "new" / "image"
+    place.lives(True)
+    monkeypatch.setattr(verb, "sync_directory", synced.append)
+    monkeypatch.setattr(registry, "choose", lambda *_: Stopping())
+    there = SimpleNamespace(status="running", bundle_path=place.source.bundle_path)
+    monkeypatch.setattr(bundle, "runtime_state", lambda *_: there)
+    settings = {
+        "RUNTIME": str(place.runtime),
+        "STATE": str(place.path / "run"),
+        "STORE": str(place.store.path),
+        "CONFIG": str(place.path / "config.toml"),
+    }
+    call = argv.parse(["checkpoint", "--image-path", str(image_path), "c"], "runc")
+    assert verb.serve(Context(call=call, settings=settings, config=load(settings))) == 0
+    assert synced
 
 
 def test_one_that_is_being_taken_is_left_alone(place: Place) -> None:
