@@ -163,6 +163,9 @@ class _Work:
                 f"could not make interface '{link.name}' of kind {link.kind}: only a veth with an end on the "
                 "node can be made; let the network plugin make it, and adopt it"
             )
+        # A bridge that nobody gave a MAC takes the lowest of its ports' MACs, and gives it up with the port:
+        # its other pods would not find their gateway for 40 s. The highest that a port can have is not taken.
+        mac = end.mac if end.bridge is None else f"fe{end.mac[2:]}"
         taken = {one.header["index"] for one in rtnl.links(ipr)}
         number = {} if link.index in taken else {"index": link.index}
         rtnl.link(
@@ -175,7 +178,7 @@ class _Work:
             txqlen=link.queue_length,
             peer={
                 "ifname": end.name,
-                "address": end.mac,
+                "address": mac,
                 "mtu": max(end.mtu, self._mtu_of(node, end.bridge)),
                 "txqlen": end.queue_length,
                 "net_ns_fd": self.host.fileno(),
@@ -194,6 +197,9 @@ class _Work:
         index = index_of(node, end.name)
         if end.alias is not None:
             rtnl.link(node, "set", index=index, ifalias=end.alias)
+        with contextlib.suppress(NetworkError):  # a kernel without IPv6
+            # Its own address may be the pod's gateway, and one on trial answers nobody for a second or two.
+            self.host.set_sysctl(f"net/ipv6/conf/{end.name}/accept_dad", "0")
         rtnl.link(node, "set", index=index, flags=IFF_UP, change=IFF_UP)
         queues.replay(self.host, index, end.queues)
 
