@@ -39,15 +39,13 @@ from shim.images.apply import apply
 from shim.images.manifest import Manifest
 from shim.images.rootfs import RootfsView, find_rootfs
 from shim.images.store import Image, Store
-from shim.images.undo import save_upper, undo_apply
+from shim.images.undo import forget, save_upper, undo_apply
 from shim.network import Tcp
 from shim.state import ContainerState
 from shim.timing import Stopwatch, Timings
 
 if TYPE_CHECKING:
     from shim.adoption import Adoption
-
-BACKUP = "upper"  # below a container's state directory: its upper directory before the image's was applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +132,8 @@ def at_create(
                 with watch.phase("network"):
                     adoption = root.enter_context(_adopt(config, image, target, plan))
                 with watch.phase("rootfs"):
-                    root.enter_context(_applied(image, view, target.directory / BACKUP))
+                    undo_path, timeout_s = target.directory / state.UPPER, config.restore_timeout_s
+                    root.enter_context(_applied(image, view, undo_path, timeout_s=timeout_s))
                     admission.refuse(verdict.judge_files(image.needs, spec, view.path), what=what)
                 with watch.phase("network"):
                     findings += adoption.take() if adoption else ()
@@ -291,11 +290,11 @@ def _at_restored(
 
 
 @contextlib.contextmanager
-def _applied(image: Image, view: RootfsView, backup_path: Path) -> Generator[None]:
+def _applied(image: Image, view: RootfsView, record_path: Path, *, timeout_s: float) -> Generator[None]:
     """The root file system as it was at the dump; taken back if what follows fails.
 
-    Raises NotUndone, in place of what failed, if it cannot be taken back: a plain directory has no upper
-    directory to go back to.
+    record_path, timeout_s: see `save_upper`. Raises NotUndone, in place of what failed, if it cannot be taken
+    back: a plain directory has no upper directory to go back to.
     """
     diff_path = image.path / layout.ROOTFS_DIFF
     if not diff_path.exists():
@@ -303,19 +302,16 @@ def _applied(image: Image, view: RootfsView, backup_path: Path) -> Generator[Non
         return
     deleted_path = image.path / layout.DELETED_FILES
     deleted = deleted_path.read_bytes() if deleted_path.exists() else b"[]"
-    draft = backup_path.with_suffix(".new")
-    shutil.rmtree(draft, ignore_errors=True)
-    save_upper(view, draft)
-    if draft.is_dir():
-        draft.rename(backup_path)  # a backup that is there is whole
     try:
+        save_upper(view, record_path, timeout_s=timeout_s)
         with diff_path.open("rb") as diff:
             apply(view.path, diff, deleted, whiteouts=image.manifest.rootfs.whiteouts)
         yield
     except BaseException as error:
-        _take_back(view, backup_path, error)
+        _take_back(view, record_path, error)
         raise
-    shutil.rmtree(backup_path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # then whoever deletes the container does
+        forget(record_path)
 
 
 @contextlib.contextmanager
@@ -345,11 +341,11 @@ def _end(target: Target) -> None:
         raise NotUndone(f"could not end container '{target.container_id}': {cause}; delete it")
 
 
-def _take_back(view: RootfsView, backup_path: Path, error: BaseException) -> None:
+def _take_back(view: RootfsView, record_path: Path, error: BaseException) -> None:
     if view.kind == "directory":
         raise NotUndone(f"{error}; the root file system {view.path} was changed: make it anew") from error
     try:
-        undo_apply(view, backup_path)
+        undo_apply(record_path)
     except ImageError as worse:
         raise NotUndone(f"{error}; and {worse}") from error
 
@@ -375,6 +371,7 @@ def clear(config: Config, target: Target) -> bool:
         if there == "paused":  # its engine was through, and nobody has heard of it
             _end(target)
         undo_around(config, found, directory, target.settings.search_path)
+    forget(directory / state.UPPER)  # of one that was killed when it was through
     # The lock stays: it is held.
     for entry in directory.iterdir():
         if entry.name != state.LOCK:
@@ -388,17 +385,14 @@ def undo_around(config: Config, found: ContainerState, directory: Path, search_p
     directory: torpor's state of the container. search_path: of its engine. Raises NotUndone, ImageError.
     """
     network.clear(config, directory, search_path)
+    undo_apply(directory / state.UPPER)
     bundle_path = Path(found.bundle)
     if not (bundle_path / bundle.CONFIG).exists():
-        return  # the caller has removed it, and the root file system with it
-    spec = bundle.read_spec(bundle_path)
-    uts_path = bundle.namespace_path(spec, "uts")
+        return  # the caller has removed it
+    uts_path = bundle.namespace_path(bundle.read_spec(bundle_path), "uts")
     if uts_path and found.hostname:
         with contextlib.suppress(OSError):
             bundle.hostname(uts_path, found.hostname)
-    backup_path, rootfs_path = directory / BACKUP, bundle.rootfs_path(bundle_path, spec)
-    if backup_path.is_dir() and rootfs_path.is_dir():  # else the caller has taken it down
-        undo_apply(find_rootfs(bundle_path, str(rootfs_path)), backup_path)
 
 
 def _restore(

@@ -73,6 +73,10 @@ def serve(context: Context) -> int | None:
             from shim import network
 
             network.clear(context.config, directory, context.engine_settings.search_path)
+        if (directory / state.UPPER).exists():  # its `create` was killed when it was through
+            from shim.images import undo
+
+            undo.forget(directory / state.UPPER)
         if rootfs_path is not None:
             # A sandbox that lives on keeps a file of its own open in there, and the caller's unmount would
             # fail for as long. What is not mounted any more it takes for unmounted.

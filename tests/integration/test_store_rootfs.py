@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from engines.api import ImageCorrupt, ImageError, NotSupported
+from shim.images import undo
 from shim.images.apply import apply
 from shim.images.rootfs import RootfsView, device_nodes, find_rootfs, write_diff
-from shim.images.undo import save_upper, undo_apply
+from shim.images.undo import forget, save_upper, undo_apply
 
 pytestmark = [
     pytest.mark.engine,
@@ -266,14 +274,14 @@ def test_undo_leaves_the_upper_directory_as_it_was(overlays: Overlays, lower: Pa
     target = overlays.mount("b", [lower], "index=off")
     (target.path / "etc/passwd").write_text("made by the caller")
     (target.path / "data/one").unlink()
-    before, layer = tree(target.path), tree(target.upper_path or tmp_path)
-    save_upper(target, tmp_path / "backup")
+    before, layer, record = tree(target.path), tree(target.upper_path or tmp_path), tmp_path / "record.json"
+    save_upper(target, record, timeout_s=60)
     carry(source, target, tmp_path / "out")
     assert tree(target.path) != before
-    undo_apply(target, tmp_path / "backup")
+    undo_apply(record)
     assert tree(target.path) == before
     assert tree(target.upper_path or tmp_path) == layer
-    assert not (tmp_path / "backup").exists()
+    assert not left(tmp_path)
     (target.path / "etc/after").write_text("usable")
     again = find_rootfs(tmp_path / "b")
     assert again.mount is not None
@@ -282,13 +290,161 @@ def test_undo_leaves_the_upper_directory_as_it_was(overlays: Overlays, lower: Pa
     assert again.mount.options == target.mount.options
 
 
+def left(path: Path) -> list[Path]:
+    """What an undo has left behind."""
+    return [*path.glob("*/.torpor-*"), *path.glob("record*")]
+
+
 def test_undo_of_relative_layers(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
     target = overlays.mount("b", [Path("lower")], cwd=tmp_path)
-    save_upper(target, tmp_path / "backup")
+    save_upper(target, tmp_path / "record.json", timeout_s=60)
     (target.path / "new").touch()
-    undo_apply(target, tmp_path / "backup")
+    undo_apply(tmp_path / "record.json")
     assert not (target.path / "new").exists()
     assert (target.path / "data/one").read_text() == "1"
+
+
+class Killed(BaseException):
+    """Nothing of what is to be tested catches it."""
+
+
+@contextmanager
+def killed_at(n_lines: int) -> Generator[None]:
+    """End what is called there in front of a line of `shim.images.undo`, as a kill does.
+
+    n_lines: until then; of a loop two rounds count, and of what only looks, or mounts once, no line.
+    """
+    seen: Counter[tuple[str, int]] = Counter()
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        name = frame.f_code.co_name
+        if frame.f_code.co_filename != undo.__file__ or name in {"_read", "_is_mounted", "_mount_again"}:
+            return None
+        place = (name, frame.f_lineno)
+        if event == "line" and seen[place] < 2:
+            seen[place] += 1
+            if seen.total() == n_lines:
+                raise Killed
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("step", ["save", "undo"])
+def test_undo_killed_at_any_line_ends_the_same(
+    step: str, overlays: Overlays, lower: Path, tmp_path: Path
+) -> None:
+    n_lines = 0
+    target, record = overlays.mount("b", [lower]), tmp_path / "record.json"
+    assert target.upper_path is not None
+    (target.path / "etc/passwd").write_text("made by the caller")
+    (target.path / "data/one").unlink()
+    (target.path / "made").write_text("of the first life")
+    target.upper_path.chmod(0o2751)
+    before, layer = tree(target.path), tree(target.upper_path)
+    for n_lines in itertools.count(1):
+        if step == "undo":
+            save_upper(target, record, timeout_s=60)
+            (target.path / "made").unlink()
+            (target.path / "new").write_text("of the image")
+        try:
+            with killed_at(n_lines):
+                if step == "save":
+                    save_upper(target, record, timeout_s=60)
+                else:
+                    undo_apply(record)
+            break
+        except Killed:
+            undo_apply(record)
+        where = f"killed at line {n_lines}"
+        assert tree(target.upper_path) == layer, where
+        assert tree(target.path) == before, where
+        assert find_rootfs(tmp_path / "b").upper_path == target.upper_path, where
+        assert target.upper_path.stat().st_mode & 0o7777 == 0o2751, where
+        assert step == "save" or not left(tmp_path), where
+    assert n_lines > 20
+    undo_apply(record)
+    assert not left(tmp_path)
+
+
+def test_undo_of_what_its_caller_has_unmounted_mounts_nothing(
+    overlays: Overlays, lower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, record = overlays.mount("b", [lower]), tmp_path / "record.json"
+    assert target.upper_path is not None
+    save_upper(target, record, timeout_s=60)
+    (target.path / "new").touch()
+    subprocess.run(["umount", str(target.path)], check=True)
+    overlays.mounted.clear()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(undo, "_copy", Mock(side_effect=Killed))
+        undo_apply(record)
+    undo_apply(record)
+    assert not list(target.upper_path.iterdir())
+    assert find_rootfs(tmp_path / "b").kind == "directory"
+    assert not left(tmp_path)
+
+
+def test_undo_below_an_overlay_that_syncs_nothing(overlays: Overlays, lower: Path, tmp_path: Path) -> None:
+    """The kernel mounts none again beside the mark that it leaves."""
+    target = overlays.mount("b", [lower], "volatile")
+    save_upper(target, tmp_path / "record.json", timeout_s=60)
+    (target.path / "new").touch()
+    undo_apply(tmp_path / "record.json")
+    assert not (target.path / "new").exists()
+    assert find_rootfs(tmp_path / "b").upper_path == target.upper_path
+
+
+def test_undo_after_a_reboot_takes_no_old_copy_for_its_own(
+    overlays: Overlays, lower: Path, tmp_path: Path
+) -> None:
+    target, record = overlays.mount("b", [lower]), tmp_path / "record.json"
+    (target.path / "old").touch()
+    save_upper(target, record, timeout_s=60)
+    record.unlink()  # as memory is gone
+    (target.path / "old").unlink()
+    save_upper(target, record, timeout_s=60)
+    undo_apply(record)
+    assert not (target.path / "old").exists()
+    assert not left(tmp_path)
+
+
+def test_an_upper_directory_that_finds_no_room_is_left_alone(
+    overlays: Overlays, lower: Path, tmp_path: Path
+) -> None:
+    """Its copy lies beside it: the node's memory is not for it."""
+    small, record = tmp_path / "small", tmp_path / "record.json"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "torpor-test", str(small)], check=True)
+    inner = Overlays(small)
+    try:
+        target = inner.mount("b", [lower])
+        (target.path / "big").write_bytes(b"b" * (3 << 20))
+        with pytest.raises(
+            ImageError, match=r"it holds \d+ bytes and \d+ are free beside it; free some space"
+        ):
+            save_upper(target, record, timeout_s=60)
+        undo_apply(record)
+        assert not left(small)
+        assert (target.path / "big").stat().st_size == 3 << 20
+        with pytest.raises(ImageError, match="longer than 0 s; set a longer restore_timeout_s"):
+            save_upper(target, record, timeout_s=0)
+        undo_apply(record)
+        (target.path / "big").write_bytes(b"b" * (2 << 20))
+        save_upper(target, record, timeout_s=60)
+        assert record.stat().st_size < 4096
+        assert (small / "b/.torpor-upper/big").stat().st_size == 2 << 20
+        forget(record)
+        assert not left(small)
+        assert not left(tmp_path)
+    finally:
+        for path in (*inner.mounted, small):
+            subprocess.run(["umount", str(path)], check=True)
 
 
 def test_full_disk_is_said_before_anything_is_touched(

@@ -10,11 +10,14 @@ from typing import Any, cast
 import pytest
 
 from engines.api import EngineSettings
+from engines.mountinfo import parse
 from shim import restore, state
 from shim.config import Config
 from shim.errors import NotUndone, ShimError
 from shim.images.rootfs import RootfsView
-from shim.state import ContainerState
+from shim.images.undo import save_upper
+from shim.state import ContainerPhase, ContainerState
+from shim.verbs import delete
 
 
 def test_a_plain_directory_that_was_changed_is_not_passed_off_as_new(tmp_path: Path) -> None:
@@ -30,7 +33,7 @@ def test_a_plain_directory_that_was_changed_is_not_passed_off_as_new(tmp_path: P
     view = RootfsView(path=root, kind="directory")
     with (
         pytest.raises(NotUndone, match=r"no memory; the root file system .* was changed: make it anew"),
-        restore._applied(cast("Any", image), view, tmp_path / "upper"),
+        restore._applied(cast("Any", image), view, tmp_path / "upper.json", timeout_s=60),
     ):
         assert (root / "changed").exists()
         raise RuntimeError("no memory")
@@ -64,33 +67,73 @@ def test_a_container_that_nobody_is_told_of_is_ended(tmp_path: Path, status: int
     assert pid_file.exists() is bool(status)
 
 
-def test_a_container_that_the_runtime_could_not_be_asked_for_keeps_its_state(tmp_path: Path) -> None:
-    runtime = tmp_path / "runc"
-    runtime.write_text("#!/bin/sh\necho 'fork/exec: resource temporarily unavailable' >&2\nexit 1\n")
-    runtime.chmod(0o755)
-    directory = tmp_path / "c"
-    directory.mkdir()
-    found = ContainerState(
+def made_of(runtime: Path, directory: Path) -> restore.Target:
+    return restore.Target(
         container_id="c",
         root="/run/x",
-        bundle=str(tmp_path),
-        phase="running",
+        directory=directory,
+        bundle_path=directory,
+        settings=EngineSettings(
+            runtime_path=runtime, root_path=Path("/run/x"), state_path=directory, search_path="/bin"
+        ),
+    )
+
+
+def restored(bundle: Path, phase: ContainerPhase) -> ContainerState:
+    return ContainerState(
+        container_id="c",
+        root="/run/x",
+        bundle=str(bundle),
+        phase=phase,
         engine="criu",
         image="web",
         digest="sha256:" + "0" * 64,
         use="move",
         created="now",
     )
+
+
+@pytest.mark.parametrize("call", ["clear", "delete"])
+def test_a_restore_that_was_killed_when_it_was_through_leaves_no_copy(tmp_path: Path, call: str) -> None:
+    """Of the upper directory; it lies on a disk, where nobody would look for it."""
+    runtime, directory, upper = tmp_path / "runc", tmp_path / "c", tmp_path / "upper"
+    runtime.write_text("#!/bin/sh\necho 'container does not exist' >&2\nexit 1\n")
+    runtime.chmod(0o755)
+    directory.mkdir()
+    upper.mkdir()
+    (upper / "made").touch()
+    mount = next(parse(b"1 0 0:1 / /root rw - overlay none rw\n"))
+    view = RootfsView(path=tmp_path, kind="overlay", upper_path=upper, mount=mount)
+    save_upper(view, directory / state.UPPER, timeout_s=60)
+    (upper / "now").touch()
+    assert (tmp_path / ".torpor-upper" / "made").exists()
+    state.save(directory, restored(tmp_path, "held"))
+    config = Config(runtime_path=runtime, state_path=tmp_path, store_path=tmp_path / "store")
+    if call == "clear":
+        assert not restore.clear(config, made_of(runtime, directory))
+    else:
+        context = SimpleNamespace(
+            call=SimpleNamespace(options={}, root="/run/x"),
+            config=config,
+            container_id="c",
+            directory=directory,
+            engine=lambda _: SimpleNamespace(undo=lambda _: None),
+            runtime_args=(),
+        )
+        assert delete.serve(cast("Any", context)) == 0
+    assert not (tmp_path / ".torpor-upper").exists()
+    assert {path.name for path in upper.iterdir()} == {"made", "now"}
+
+
+def test_a_container_that_the_runtime_could_not_be_asked_for_keeps_its_state(tmp_path: Path) -> None:
+    runtime = tmp_path / "runc"
+    runtime.write_text("#!/bin/sh\necho 'fork/exec: resource temporarily unavailable' >&2\nexit 1\n")
+    runtime.chmod(0o755)
+    directory = tmp_path / "c"
+    directory.mkdir()
+    found = restored(tmp_path, "running")
     state.save(directory, found)
-    target = restore.Target(
-        container_id="c",
-        root="/run/x",
-        directory=directory,
-        bundle_path=tmp_path,
-        settings=EngineSettings(
-            runtime_path=runtime, root_path=Path("/run/x"), state_path=directory, search_path="/bin"
-        ),
-    )
+    target = made_of(runtime, directory)
     config = Config(runtime_path=runtime, state_path=tmp_path, store_path=tmp_path / "store")
     with pytest.raises(ShimError, match="temporarily unavailable"):
         restore.clear(config, target)
