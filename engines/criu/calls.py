@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.api import printable
+from engines.api import DumpFailed, EngineError, RestoreFailed, printable
 from engines.criu import guardian
 from engines.criu.journal import Journal
 from engines.criu.phases import Script, Stage
@@ -30,7 +30,8 @@ class Guarded:
     """The frame of one call: what is undone if its body fails, or if this very process dies.
 
     Entering writes the journal and starts the guardian, both before anything is touched. Leaving by an
-    exception undoes the call, unless `undo` has been called; leaving always settles it.
+    exception undoes the call, unless `undo` has been called, and the exception says what could not be undone.
+    Leaving always settles it.
     """
 
     def __init__(self, journal: Journal, timeout_s: float) -> None:
@@ -62,13 +63,20 @@ class Guarded:
         )
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is not None:
-            self.undo()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        outcome = self.undo() if error is not None else None
         if self._outcome is None or not self._outcome.held:
             self.journal.settle()
         if self._guardian:
             self._guardian.dismiss()
+        if outcome is None or not outcome.problems:
+            return
+        message = f"{error}; could not undo: {'; '.join(outcome.problems)}; remove it by hand"
+        if isinstance(error, EngineError):
+            error.args, error.undone = (message,), False
+        elif isinstance(error, Exception):
+            failed = RestoreFailed if self.journal.operation == "restore" else DumpFailed
+            raise failed(message, after=outcome.state, undone=False) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,9 +220,9 @@ class CriuEngine:
             raise ended.refused
         if outcome.held:
             raise _undecided(words)
-        message, log_path = self._explain(words, "dump.log", ended, outcome)
+        message, log_path = self._explain(words, "dump.log", ended)
         kind = EngineTimeout if ended.timed_out else DumpFailed
-        raise kind(message, after=outcome.state, log_path=log_path, undone=not outcome.problems)
+        raise kind(message, after=outcome.state, log_path=log_path)
 
     # --- restores --------------------------------------------------------------------------------------
 
@@ -296,9 +296,9 @@ class CriuEngine:
     def _raise_restore(self, words: str, ended: calls.Ended, outcome: Outcome) -> None:
         if ended.refused:
             raise ended.refused
-        message, log_path = self._explain(words, "restore.log", ended, outcome)
+        message, log_path = self._explain(words, "restore.log", ended)
         kind = EngineTimeout if ended.timed_out else RestoreFailed
-        raise kind(message, after=outcome.state, log_path=log_path, undone=not outcome.problems)
+        raise kind(message, after=outcome.state, log_path=log_path)
 
     def _hold(self, request: RestoreRequest, pid: int, timeout_s: float) -> bool:
         """Freeze the restored tasks, which CRIU left stopped, and then take the stop away."""
@@ -402,9 +402,7 @@ class CriuEngine:
             argv = [word for word in argv if word != unknown]
             log_path.unlink()
 
-    def _explain(
-        self, words: str, log_name: str, ended: calls.Ended, outcome: Outcome
-    ) -> tuple[str, Path | None]:
+    def _explain(self, words: str, log_name: str, ended: calls.Ended) -> tuple[str, Path | None]:
         log_path = self._work_path / log_name
         calls.cap(log_path, limit_bytes=_LOG_BYTES)
         cause = calls.criu_error(log_path) or calls.runtime_error(self._work_path / "runtime.log")
@@ -413,8 +411,6 @@ class CriuEngine:
         if ended.timed_out:
             cause = f"the deadline passed (last: {cause})"
             todo = "give it more time, or see the log for where it hangs"
-        if outcome.problems:
-            cause += f"; could not undo: {'; '.join(outcome.problems)}"
         found = log_path if log_path.exists() else None
         where = f" (log: {log_path})" if found else ""
         return f"{words}: {cause}{where}; {todo}", found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.api import EngineTimeout, RestoreFailed, RestoreRequest
+from engines.api import DumpFailed, EngineError, EngineTimeout, InvalidRequest, RestoreFailed, RestoreRequest
 from engines.criu import calls, cgroups, guardian, tree, undo
 from engines.criu.calls import Guarded
 from engines.criu.extras import Extras
@@ -70,6 +70,39 @@ def test_a_call_that_was_undone_leaves_a_later_one_alone(later: Journal) -> None
     with Guarded(a_call(Path(later.state)), 60):
         later.write()
     assert untouched(later), "one that went well neither"
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "kind"),
+    [
+        ("restore", RestoreFailed("its cgroup did not freeze", after="stopped"), RestoreFailed),
+        ("restore", EngineTimeout("its cgroup did not freeze"), EngineTimeout),
+        ("restore", ValueError("its cgroup did not freeze"), RestoreFailed),
+        ("checkpoint", InvalidRequest("its cgroup did not freeze"), InvalidRequest),
+        ("checkpoint", ValueError("its cgroup did not freeze"), DumpFailed),
+    ],
+)
+def test_whatever_fails_a_call_tells_what_could_not_be_undone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    error: Exception,
+    kind: type[EngineError],
+) -> None:
+    """Else the caller would start the container cold beside what is left."""
+    left = undo.Outcome(state="stopped", problems=["restored tasks do not die", "no nft"])
+    monkeypatch.setattr(calls, "undo_own", lambda _: left)
+    with (
+        pytest.raises(
+            kind, match="did not freeze; could not undo: restored tasks do not die; no nft"
+        ) as told,
+        Guarded(a_call(tmp_path, operation=operation), 60),
+    ):
+        raise error
+    assert not told.value.undone
+    left.problems.clear()
+    with pytest.raises(KeyError), Guarded(a_call(tmp_path, operation=operation), 60):
+        raise KeyError
 
 
 BUNDLE = Bundle(rootfs_path=Path("/b/rootfs"), netns="", cgroups_path="", annotations={})
