@@ -98,8 +98,18 @@ def link_kind(message: Message) -> str:
 
 def filters_by_vlan(bridge: Message) -> bool:
     """Does a bridge look at VLANs?"""
+    return bool(_option(bridge, "IFLA_BR_VLAN_FILTERING"))
+
+
+def new_ports_wait_s(bridge: Message) -> float:
+    """For how long a bridge that looks for loops (STP) forwards nothing of a new port."""
+    runs = _option(bridge, "IFLA_BR_STP_STATE")
+    return 2 * _option(bridge, "IFLA_BR_FORWARD_DELAY") / 100 if runs else 0  # listening, then learning
+
+
+def _option(bridge: Message, name: str) -> int:
     data = _nested(bridge, "IFLA_LINKINFO").get("IFLA_INFO_DATA", {})
-    return bool(dict(data.get("attrs", [])).get("IFLA_BR_VLAN_FILTERING"))
+    return int(dict(data.get("attrs", [])).get(name, 0))
 
 
 def _comes_by_itself(message: Message) -> bool:

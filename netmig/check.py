@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from netmig import claim, rtnl
-from netmig.capture import IFF_UP, capture, filters_by_vlan, link_kind
+from netmig.capture import IFF_UP, capture, filters_by_vlan, link_kind, new_ports_wait_s
 from netmig.errors import NetworkError
 from netmig.identity import Identity, Link, diff, global_addresses
 from netmig.ns import Netns
@@ -181,6 +181,13 @@ def _bridge(name: str, link: Link, links: Mapping[str, Message]) -> list[Problem
         sentence = (
             f"bridge '{name}' filters by VLAN, which a port forgets when it leaves and this version does not "
             "put back; use a bridge without, or let the node route to the pod"
+        )
+        return [Problem(code="bridge", sentence=sentence)]
+    if wait_s := new_ports_wait_s(bridge):
+        sentence = (
+            f"bridge '{name}' runs STP, and forwards nothing of a new port for {wait_s:g} s, in which nobody "
+            f"would reach the pod; turn that off (ip link set {name} type bridge stp_state 0), or let the "
+            "node route to the pod"
         )
         return [Problem(code="bridge", sentence=sentence)]
     if not bridge.header["flags"] & IFF_UP:

@@ -68,6 +68,10 @@ def narrow(node: Netns) -> None:
     change_link(node, BRIDGE, mtu=1380)
 
 
+def looks_for_loops(node: Netns) -> None:
+    change_link(node, BRIDGE, kind="bridge", br_stp_state=1)
+
+
 def no_ipv6(node: Netns) -> None:
     node.set_sysctl("net/ipv6/conf/all/disable_ipv6", "1")
 
@@ -83,6 +87,7 @@ def no_gateway(node: Netns) -> None:
         (no_bridge, "bridge", "bridge 'cni0' is not on this node; create it"),
         (another_kind, "bridge", "'cni0' is no bridge on this node"),
         (down, "bridge", "bridge 'cni0' is down; set it up"),
+        (looks_for_loops, "bridge", "bridge 'cni0' runs STP, and forwards nothing of a new port for 30 s"),
         (narrow, "mtu", "bridge 'cni0' carries 1380 bytes here and the pod's 'eth0' 1450"),
         (narrow_uplink, "mtu", "port 'vx' of bridge 'cni0' carries 1300 bytes here"),
         (no_ipv6, "ipv6", "IPv6 is off here and the pod has fd00:88::"),

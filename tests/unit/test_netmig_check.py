@@ -34,7 +34,18 @@ def test_a_bridge_that_filters_by_vlan_is_refused() -> None:
     assert problem.sentence.startswith("bridge 'cni0' filters by VLAN")
 
 
-def test_a_pod_on_such_a_bridge_is_not_unplugged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bridge_that_keeps_new_ports_waiting_is_refused() -> None:
+    off = bridge(IFLA_BR_STP_STATE=0, IFLA_BR_FORWARD_DELAY=1500)
+    at_once = bridge(IFLA_BR_STP_STATE=2, IFLA_BR_FORWARD_DELAY=0)
+    for fine in (off, at_once):
+        assert check._bridge("cni0", LINK, {"cni0": fine}) == []
+    slow = bridge(IFLA_BR_STP_STATE=1, IFLA_BR_FORWARD_DELAY=1500)
+    (problem,) = check._bridge("cni0", LINK, {"cni0": slow})
+    assert problem.code == "bridge"
+    assert problem.sentence.startswith("bridge 'cni0' runs STP, and forwards nothing of a new port for 30 s")
+
+
+def test_a_pod_on_one_that_filters_is_not_unplugged(monkeypatch: pytest.MonkeyPatch) -> None:
     end = HostEnd(
         name="veth1", mac="02:00:00:00:00:02", mtu=1500, queue_length=0, bridge="cni0", by_vlan=True
     )
