@@ -48,9 +48,9 @@ def routed_node(made: Nodes, client: Netns) -> Netns:
             ipr.addr("add", index=index, address=f"fd05::{last}", prefixlen=64, flags=2)  # no probe
             ipr.route("add", dst="default", gateway=f"192.168.5.{gateway}")
             ipr.route("add", family=socket.AF_INET6, dst="default", gateway=f"fd05::{gateway}")
-    # A pod's host end, made after this, asks for no neighbour until its own address is proved: half a minute.
-    for name, value in (("accept_dad", "1"), ("dad_transmits", "30")):
-        node.set_sysctl(f"net/ipv6/conf/default/{name}", value)
+    # A pod's host end, made after this, asks for nobody until its own address is proved: half a minute.
+    for name, value in (("all/accept_dad", "1"), ("default/dad_transmits", "30")):
+        node.set_sysctl(f"net/ipv6/conf/{name}", value)
     return node
 
 
