@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from shim.cli import tables
 from shim.cli.node import name_only, short_time, this_node
 
 
@@ -28,12 +27,10 @@ def command(count: int, as_json: bool) -> None:
     if as_json:
         click.echo("\n".join(lines))
         return
-    table = Table(box=None, header_style="bold")
-    for heading in ("TIME", "EVENT", "CONTAINER", "IMAGE", "BY", "VERDICT"):
-        table.add_column(heading, overflow="fold")
+    table = tables.table("TIME", "EVENT", "CONTAINER", "IMAGE", "BY", "VERDICT")
     for line in lines:
         table.add_row(*map(Text, _cells(line)))
-    Console().print(table)
+    tables.console().print(table)
 
 
 def _cells(line: str) -> list[str]:

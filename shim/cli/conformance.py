@@ -17,6 +17,7 @@ from engines.api import EngineUnavailable
 from engines.conformance import COURSES, Outcome, Plan, contract_tests, run, verdict
 from engines.harness import load_profile
 from engines.workloads.catalogue import WORKLOADS, Workload, find
+from shim.cli import tables
 from shim.conformance import reaper, report
 from shim.conformance.dialect import Dialect, of_engine
 from shim.conformance.place import RuntimePlace
@@ -175,7 +176,7 @@ def _choose(names: tuple[str, ...], *, heavy: bool) -> list[Workload]:
 
 
 def _print(outcomes: list[Outcome]) -> None:
-    console = Console()
+    console = tables.console()
     subjects = report.by_subject(outcomes)
     contract = subjects.pop("contract", [])
     if subjects:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from shim import bundle, state
+from shim.cli import tables
 from shim.cli.node import Node, name_only, short_time, this_node
 from shim.errors import ShimError
 
@@ -60,11 +59,9 @@ def command(as_json: bool) -> None:
     if not rows:
         click.echo("no restored containers on this node")
         return
-    table = Table(box=None, header_style="bold")
-    for heading in ("ID", "PHASE", "STATUS", "PID", "IMAGE", "USE", "ENGINE", "CREATED"):
-        table.add_column(heading, overflow="fold")
+    table = tables.table("ID", "PHASE", "STATUS", "PID", "IMAGE", "USE", "ENGINE", "CREATED")
     for row in rows:
         keys = ("id", "phase", "status", "pid", "image", "use", "engine", "created")
         cells = {**row, "image": name_only(row.get("image")), "created": short_time(row.get("created"))}
         table.add_row(*(Text(str(cells.get(key, ""))) for key in keys))
-    Console().print(table)
+    tables.console().print(table)

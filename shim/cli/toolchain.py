@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from shim.cli import tables
 from shim.toolchain import apt, lock, smoke
 from shim.toolchain.find import default_prefix, find_tools
 from shim.toolchain.install import LOCK_NAME, install, read_record
@@ -120,4 +120,4 @@ def list_command(prefix: Path | None, as_json: bool) -> None:
     table = Table("tool", "version", "whose", "path", box=None)
     for row in rows:
         table.add_row(row["unit"], row["version"] or "-", row["origin"], row["path"] or "-")
-    Console().print(table)
+    tables.console().print(table)
