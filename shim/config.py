@@ -18,6 +18,8 @@ from shim.toolchain.find import Tools
 
 DEFAULT_STATE = "/run/torpor"
 DEFAULT_STORE = "/var/lib/torpor"
+LONGEST_S = 86400.0
+"""The longest deadline that may be set: a day."""
 GVISOR = "gvisor"
 
 
@@ -84,23 +86,27 @@ _FROM_TOML = frozenset(
 
 
 def _convert(path: Path, key: str, value: Any, wanted: Any) -> Any:
-    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        return float(value)
-    if key == "engine" and isinstance(value, str):
-        return value
-    if wanted is bool and isinstance(value, bool):
-        return value
-    if key in {"allowed_hooks", "archive_roots"} and isinstance(value, list):
+    if wanted is float:
+        kind = f"a number of seconds, above 0 and at most {LONGEST_S:.0f}"
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S:
+            return float(value)
+    elif wanted is bool:
+        kind = "true or false"
+        if isinstance(value, bool):
+            return value
+    elif key == "engine":
+        kind = "the name of an engine"
+        if isinstance(value, str):
+            return value
+    else:
+        start = "cpu." if key == "overruled" else "/"
+        kind = f"a list of {'absolute paths' if start == '/' else 'rules'}, which begin with '{start}'"
         items = cast("list[Any]", value)
-        if all(isinstance(item, str) and item.startswith("/") for item in items):
-            return tuple(items) if key == "allowed_hooks" else tuple(Path(item) for item in items)
-        raise UsageError(f"{path}: '{key}' must be a list of absolute paths")
-    if key == "overruled" and isinstance(value, list):
-        names = cast("list[Any]", value)
-        if all(isinstance(name, str) and name.startswith("cpu.") for name in names):
-            return tuple(names)
-        raise UsageError(f"{path}: '{key}' must be a list of rules that begin with 'cpu.'")
-    raise UsageError(f"{path}: '{key}' has a value of the wrong kind: {value!r}")
+        if isinstance(value, list) and all(
+            isinstance(item, str) and item.startswith(start) for item in items
+        ):
+            return tuple(map(Path, items)) if key == "archive_roots" else tuple(items)
+    raise UsageError(f"{path}: '{key}' must be {kind}")
 
 
 def _trusted(path: Path) -> None:
@@ -140,7 +146,7 @@ def load(settings: Mapping[str, str]) -> Config:
     _trusted(toml_path)
     try:
         document = tomllib.loads(toml_path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits is one, too
         raise UsageError(f"{toml_path} is not TOML: {error}") from None
     hints = get_type_hints(Config)
     known = sorted(entry.name for entry in fields(Config) if entry.name in _FROM_TOML)

@@ -115,6 +115,9 @@ CONFIG_TOML = f"""\
 #checkpoint_timeout_s = 120.0
 #restore_timeout_s = 120.0
 
+# Have runsc compress the images of gVisor: smaller, and frozen for longer.
+#compress = false
+
 # OCI hooks (absolute paths) that may run when a container is restored.
 #allowed_hooks = []
 

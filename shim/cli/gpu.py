@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Iterable
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from engines import registry
 from engines.api import GpuEngine, GpuProcess
 from shim import log, state
+from shim.cli import tables
 from shim.cli.node import Node, this_node
-from shim.config import engine_settings
+from shim.config import LONGEST_S, engine_settings
 from shim.errors import ShimError, UsageError
 
 ENGINE = "criu-cuda"
@@ -54,6 +53,18 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+def _timeout(verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option for the deadline, by default that of a verb."""
+
+    def seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+        if value is not None and not 0 < value <= LONGEST_S:
+            raise click.BadParameter(f"it must be above 0 and at most {LONGEST_S:.0f} seconds")
+        return value
+
+    words = f"Seconds; by default those of a {verb}."
+    return click.option("--timeout", "timeout_s", type=float, callback=seconds, help=words)
+
+
 def _show(processes: Iterable[GpuProcess], *, as_json: bool) -> None:
     rows = tuple(processes)
     if as_json:
@@ -65,13 +76,11 @@ def _show(processes: Iterable[GpuProcess], *, as_json: bool) -> None:
     if not rows:
         click.echo("none of its processes uses a GPU")
         return
-    table = Table(box=None, header_style="bold")
-    for heading in ("PID", "COMMAND", "STATE", "GPU", "MIB"):
-        table.add_column(heading, overflow="fold")
+    table = tables.table("PID", "COMMAND", "STATE", "GPU", "MIB")
     for row in rows:
         for uuid, size in sorted(row.gpus.items()) or [("-", 0)]:
             table.add_row(str(row.pid), row.comm, row.state, uuid, str(size >> 20))
-    Console().print(table)
+    tables.console().print(table)
 
 
 @click.group("gpu")
@@ -91,7 +100,7 @@ def ps(container: str, root: str | None, engine: str, as_json: bool) -> None:
 
 
 @command.command("suspend")
-@click.option("--timeout", "timeout_s", type=float, help="Seconds; by default those of a checkpoint.")
+@_timeout("checkpoint")
 @_options
 def suspend(container: str, root: str | None, engine: str, as_json: bool, timeout_s: float | None) -> None:
     """Move the GPU memory of CONTAINER into host memory."""
@@ -112,7 +121,7 @@ def suspend(container: str, root: str | None, engine: str, as_json: bool, timeou
     metavar="OLD=NEW",
     help="Put what was on the GPU with UUID OLD onto the one with UUID NEW; who is there swaps with it.",
 )
-@click.option("--timeout", "timeout_s", type=float, help="Seconds; by default those of a restore.")
+@_timeout("restore")
 @_options
 def resume(
     container: str,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from engines import registry
 from shim import bundle, entry
 from shim.config import GVISOR, Config, load
 from shim.errors import ShimError, UsageError
@@ -64,8 +65,10 @@ class Node:
 
     @cached_property
     def config(self) -> Config:
-        """What the settings mean."""
-        return load(self.settings)
+        """What the settings mean. Raises UsageError."""
+        found = load(self.settings)
+        _check_names(found)
+        return found
 
     @cached_property
     def tools(self) -> Tools:
@@ -117,6 +120,24 @@ class Node:
             node=node,
             state=bundle.runtime_state(node.config.runtime_path, where, container_id),
         )
+
+
+def _check_names(config: Config) -> None:
+    """Raises UsageError for an engine or a rule in config.toml that there is not.
+
+    Here and not in `load`, for a runtime's calls need none of what is imported for it: an engine that is not
+    there they refuse by name, and a rule that is not there stays without effect.
+    """
+    path = config.settings.get("CONFIG", "config.toml")
+    if config.engine not in {None, GVISOR} and config.engine not in (known := registry.names()):
+        raise UsageError(f"{path}: there is no engine '{config.engine}'; known engines: {', '.join(known)}")
+    if config.overruled:
+        from compat.verdict import explain
+
+        known = [name for rule in explain("cpu") for name in rule.names if name.startswith("cpu.")]
+        for name in config.overruled:
+            if name not in known:
+                raise UsageError(f"{path}: there is no rule '{name}' to overrule; known: {', '.join(known)}")
 
 
 def container_ids() -> set[str]:
