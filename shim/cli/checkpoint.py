@@ -13,6 +13,7 @@ from compat import verdict
 from engines.api import Finding
 from shim import bundle
 from shim.checkpoint import Source, choose_engine, into_store
+from shim.cli.asking import Rehearsing
 from shim.cli.node import Node, this_node
 from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
@@ -22,7 +23,7 @@ from shim.images.manifest import source_of
 from shim.images.spec import parse
 
 
-@click.command("checkpoint")
+@click.command("checkpoint", cls=Rehearsing)
 @click.argument("container")
 @click.option("--name", help="Name of the checkpoint image in the store.")
 @click.option(
@@ -51,7 +52,7 @@ from shim.images.spec import parse
     "--dry-run",
     is_flag=True,
     help="Only say what would make it fail; the container is not even frozen. The exit status is 0 "
-    "if nothing would, 1 if something would, 2 if that is not known.",
+    "if nothing would, 1 if something would, 2 if that is not known, 3 if the question is wrong.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(

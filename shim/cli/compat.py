@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,8 @@ from compat.profile import Profile
 from compat.rules.case import REGISTRY, Case, Origin
 from engines.api import EngineError, Finding
 from shim import bundle, prospects
+from shim.cli import tables
+from shim.cli.asking import NO_ANSWER, Deciding
 from shim.cli.node import name_only, this_node
 from shim.errors import ShimError, UsageError
 from shim.images import seal
@@ -31,40 +32,7 @@ from shim.images.layout import parse_reference
 from shim.images.store import Image
 from shim.toolchain.find import Tools, find_tools
 
-NO_ANSWER = 3
-"""Exit status of a question that could not be answered."""
 TOOLS = ("criu", "runc", "crun", "runsc", "containerd", "podman")
-
-
-class _BadQuestion(click.UsageError):
-    exit_code = NO_ANSWER
-
-
-class _NoAnswer(click.ClickException):
-    exit_code = NO_ANSWER
-
-
-class Deciding(click.Command):
-    """A command whose exit statuses 0, 1 and 2 are its answer: whatever keeps it from one ends with 3."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Read the command line."""
-        try:
-            return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as error:
-            raise _BadQuestion(error.format_message(), ctx=error.ctx) from None
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except OSError as error:
-            where = f"'{error.filename}'" if error.filename else "this node"
-            raise _NoAnswer(f"could not look at {where}: {error.strerror}") from error
-        except (EngineError, ShimError) as error:
-            raise _NoAnswer(str(error)) from error
 
 
 @click.group("compat")
@@ -142,7 +110,8 @@ def check(
     """Say whether each IMAGE of this node's store restores on each node, and why not.
 
     The exit status is 0 if all of them do, 1 if one does not, 2 if that is not known of one, 3 if the
-    question itself is wrong: an option, an image that is not there, a profile, a bundle. Nothing is touched.
+    question itself is wrong: an option, an image that is not there or cannot be read (with --all the others
+    are judged all the same), a profile, a bundle. Nothing is touched.
 
     \b
       torpor compat check web-warm --node node-a.json --node node-b.json
@@ -153,28 +122,39 @@ def check(
     if not images and not every:
         raise UsageError("give an image, or --all")
     node = this_node()
-    asked = [node.store.resolve(parse_reference(text, namespace=namespace)) for text in images]
+    asked = [parse_reference(text, namespace=namespace) for text in images]
     if every:
-        asked += node.store.list()
+        asked += [entry.reference for entry in node.store.entries()]
+    if not asked:
+        click.echo("no images in this node's store", err=True)
     places = _read_profiles(node_paths)
     spec, rootfs_path = _read_bundle(bundle_path, here=not places)
     here = [] if places else [prospects.now(node.config, bundle_path or Path("/run"))]
     rows: list[Row] = []
-    for image in asked:
-        origin = prospects.origin(image, node.store, spec)
-        damage = seal.damage(image.manifest, checkpoint_path=image.checkpoint_path, extras_path=image.path)
-        origin = replace(origin, damage=damage)
-        for place in (*here, *places):
-            local = place in here
-            rows.append(
-                _verdict(image, origin, place, spec, rootfs_path=rootfs_path if local else None, local=local)
+    unread = False
+    for reference in asked:
+        try:
+            image = node.store.resolve(reference)
+            origin = prospects.origin(image, node.store, spec)
+            damage = seal.damage(
+                image.manifest, checkpoint_path=image.checkpoint_path, extras_path=image.path
             )
+            origin = replace(origin, damage=damage)
+            rows += [
+                _verdict(image, origin, place, spec, rootfs_path=rootfs_path, local=place in here)
+                for place in (*here, *places)
+            ]
+        except (EngineError, ShimError) as error:
+            if not every:
+                raise
+            click.echo(f"Error: {error}", err=True)
+            unread = True
     if as_json:
         click.echo(json.dumps({"schema": 1, "verdicts": [row.document() for row in rows]}, indent=2))
     else:
         _report(rows)
     answers = {row.answer for row in rows}
-    ctx.exit(1 if "no" in answers else 2 if "unknown" in answers else 0)
+    ctx.exit(NO_ANSWER if unread else 1 if "no" in answers else 2 if "unknown" in answers else 0)
 
 
 @command.command("labels")
@@ -294,7 +274,7 @@ _WORDS = {"yes": "green", "no": "red", "unknown": "yellow"}
 
 def _report(rows: list[Row]) -> None:
     """A matrix where there is more than one, then the reasons, the worst first."""
-    console = Console()
+    console = tables.console()
     nodes = list(dict.fromkeys(row.node for row in rows))
     if len(rows) > 1:
         table = Table(box=None, header_style="bold")
@@ -351,7 +331,7 @@ def _show(found: Profile) -> None:
     table.add_column(overflow="fold")
     for name, value in _rows(found):
         table.add_row(Text(name), Text(value))
-    Console().print(table)
+    tables.console().print(table)
     for name, reason in sorted(found.unknown.items()):
         click.echo(f"? {name}: {reason}")
 

@@ -16,6 +16,7 @@ from engines.api import EngineError
 from shim import admission, bundle, log, rehearsal, restore, state
 from shim.annotations import Network, Wish
 from shim.checkpoint import settle
+from shim.cli.asking import Rehearsing
 from shim.cli.node import Node, this_node
 from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
@@ -27,7 +28,7 @@ from shim.streams import Streams
 PR_SET_CHILD_SUBREAPER = 36
 
 
-@click.command("restore")
+@click.command("restore", cls=Rehearsing)
 @click.argument("image")
 @click.option(
     "--bundle",
@@ -50,7 +51,12 @@ PR_SET_CHILD_SUBREAPER = 36
 @click.option(
     "--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), help="Output goes to this file."
 )
-@click.option("--dry-run", is_flag=True, help="Only say whether the image may and can be restored.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say whether the image may and can be restored. The exit status is 0 if it can, 1 if not, 2 if "
+    "that is not known, 3 if the question is wrong.",
+)
 def command(
     image: str,
     bundle_path: Path,

@@ -232,6 +232,24 @@ def test_a_damaged_image_is_no(place: Place):
     assert lost.output.count("image.damaged: the image is damaged: 'checkpoint/pages-1.img' is missing") == 2
 
 
+def test_all_images_are_told_of_the_damaged_too(place: Place):
+    for damaged in ("unread", "unmade"):
+        place.put(damaged)
+    (place.store.path / "images/_/unread/manifest.json").write_text("{")
+    (place.store.path / "images/_/unmade/pending.json").touch()
+    alone = place("check", "unread", place.profile(FITS))
+    done = place("check", "--all", place.profile(FITS), "--json")
+    assert (alone.exit_code, done.exit_code) == (3, 3)
+    assert [row["image"] for row in json.loads(done.stdout)["verdicts"]] == ["web"]
+    assert alone.stderr in done.stderr
+    assert "could not use image 'unmade@sha256:" in done.stderr
+
+
+def test_an_empty_store_is_told(tmp_path: Path):
+    done = Place(tmp_path)("check", "--all")
+    assert (done.exit_code, done.stderr) == (0, "no images in this node's store\n")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
