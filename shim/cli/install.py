@@ -84,9 +84,9 @@ class Plan:
     required=True,
     help="Who will call torpor.",
 )
-@click.option("--write", "mode", flag_value="write", default=True, help="Write the files (the default).")
-@click.option("--print", "mode", flag_value="print", help="Print the files instead.")
-@click.option("--dry-run", "mode", flag_value="dry-run", help="Only say what would be written.")
+@click.option("--write", is_flag=True, help="Write the files (the default).")
+@click.option("--print", "show", is_flag=True, help="Print the files instead.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 @click.option(
     "--bin-dir",
     type=click.Path(path_type=Path),
@@ -109,7 +109,9 @@ class Plan:
 @click.option("--force", is_flag=True, help="Replace files that torpor did not write.")
 def command(
     caller: str,
-    mode: str,
+    write: bool,
+    show: bool,
+    dry_run: bool,
     bin_dir: Path | None,
     etc: Path,
     systemd_cgroup: bool | None,
@@ -121,6 +123,8 @@ def command(
     Writes the launchers, runtime.conf and config.toml of torpor, and the caller's drop-in. torpor never
     becomes the default runtime: pods choose it by the RuntimeClass that is printed, people by --runtime.
     """
+    if write + show + dry_run > 1:
+        raise click.UsageError("--write, --print and --dry-run exclude each other; give one of them")
     plan = Plan(etc=etc.absolute(), force=force)
     launchers = _plan_torpor(plan, bin_dir)
     handlers = {name: launchers[file] for name, file in HANDLERS.items() if file in launchers}
@@ -132,10 +136,10 @@ def command(
     else:
         plan.add(plan.etc / dropins.PODMAN_DROPIN, dropins.podman(handlers).encode())
         plan.remarks.append("try it: podman --runtime torpor run ...")
-    if mode == "print":
+    if show:
         _print(plan)
     else:
-        _apply(plan, dry_run=mode == "dry-run")
+        _apply(plan, dry_run=dry_run)
     if caller != "podman":
         click.echo(f"\n# the RuntimeClass, for kubectl apply -f -\n{dropins.runtime_classes(list(handlers))}")
     for remark in plan.remarks:
@@ -273,11 +277,12 @@ def _print(plan: Plan) -> None:
 
 
 def _apply(plan: Plan, *, dry_run: bool) -> None:
+    """Write the files and tell so on stderr: stdout is for what `kubectl apply` reads."""
     changed = {path for path, _, _ in plan.changed()}
     if not dry_run:
         plan.write()
     for path, _, _ in plan.files:
         verb = ("would write" if dry_run else "wrote") if path in changed else "unchanged"
-        click.echo(f"{verb:<12}{path}")
+        click.echo(f"{verb:<12}{path}", err=True)
     for path in plan.kept:
-        click.echo(f"{'kept':<12}{path}")
+        click.echo(f"{'kept':<12}{path}", err=True)

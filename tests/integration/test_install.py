@@ -162,6 +162,8 @@ def test_containerd_1_gets_no_drop_in_which_would_erase_its_settings(
 def test_crio_gets_a_handler_and_no_annotation_that_would_stop_it(tmp_path: Path, install: Install) -> None:
     result = install("--caller", "crio")
     assert "handler: torpor\n" in result.output
+    assert "wrote" in result.stderr
+    assert result.stdout.startswith("\n# the RuntimeClass")
     document = tomllib.loads((tmp_path / "etc" / dropins.CRIO_DROPIN).read_text())
     handler = document["crio"]["runtime"]["runtimes"]["torpor"]
     assert handler["runtime_path"] == str(tmp_path / "bin" / "torpor-runtime")
