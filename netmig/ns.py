@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import threading
@@ -94,9 +95,9 @@ class Netns:
             try:
                 _call("setns", self._fd, CLONE_NEWNET)
             except OSError as error:
-                raise NetworkError(
-                    f"could not enter network namespace '{self.path}': {error.strerror}; run as root"
-                ) from error
+                none = error.errno == errno.EINVAL
+                why = "it is none; name one that exists" if none else f"{error.strerror}; run as root"
+                raise NetworkError(f"could not enter network namespace '{self.path}': {why}") from error
             try:
                 yield
             finally:

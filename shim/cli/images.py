@@ -20,6 +20,7 @@ from engines import registry
 from engines.api import EngineError, EngineSettings, Needs
 from netmig.errors import NetworkError
 from shim import log
+from shim.cli import tables
 from shim.cli.node import Node, this_node
 from shim.errors import ShimError
 from shim.images import layout
@@ -64,12 +65,12 @@ def list_images(namespace: str | None, as_json: bool) -> None:
             "no images in this node's store; make one with `torpor checkpoint` or `torpor images import`"
         )
         return
-    table = _table("IMAGE", "DIGEST", "SIZE", "ENGINE", "CONTAINER", "USE", "CREATED", "STATE")
+    table = tables.table("IMAGE", "DIGEST", "SIZE", "ENGINE", "CONTAINER", "USE", "CREATED", "STATE")
     for row in rows:
         digest = str(row["digest"]).removeprefix("sha256:")[:12]
         cells = (row["image"], digest, _size(row["bytes"]), *(row[key] for key in _LISTED))
-        table.add_row(*(_plain(cell) for cell in cells))
-    Console().print(table)
+        table.add_row(*(tables.plain(cell) for cell in cells))
+    tables.console().print(table)
 
 
 _LISTED = ("engine", "container", "use", "created", "state")
@@ -193,8 +194,8 @@ def _print_facts(image: Image, facts: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     for label, value in lines:
         if str(value).strip():
-            table.add_row(label, _plain(value))
-    Console().print(table)
+            table.add_row(label, tables.plain(value))
+    tables.console().print(table)
 
 
 @command.command("verify")
@@ -220,7 +221,7 @@ def verify_images(references: tuple[str, ...], namespace: str, no_pages: bool, a
         except (EngineError, ShimError) as error:
             results.append({"image": str(reference), "ok": False, "cause": str(error)})
             if not as_json:
-                click.echo(str(error), err=True)
+                click.echo(f"Error: {error}", err=True)
         else:
             results.append({"image": _name(image.reference), "digest": image.digest, "ok": True})
             if not as_json:
@@ -347,19 +348,6 @@ def _progress(text: str, total_bytes: int, *, quiet: bool) -> Generator[Callable
 
 def _name(reference: Reference) -> str:
     return str(reference).partition("@")[0]
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
-def _plain(value: object) -> str:
-    """Text for a terminal: what an archive says may not steer it."""
-    text = str(value)
-    return escape(text if text.isprintable() else ascii(text))
 
 
 def _size(n_bytes: int) -> str:

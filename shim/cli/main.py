@@ -74,9 +74,9 @@ class LazyGroup(click.Group):
                 f"could not use {error.filename}: containers and images are root's; run this as root"
             ) from error
         except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
+            where = f"{error.filename}: " if error.filename else ""
             raise click.ClickException(
-                f"could not {ctx.invoked_subcommand}: {error.strerror}{where}"
+                f"could not run `torpor {ctx.invoked_subcommand}`: {where}{error.strerror}"
             ) from error
         except (EngineError, ShimError) as error:
             log_path = getattr(error, "log_path", None)

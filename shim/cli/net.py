@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from netmig import nft
 from netmig.errors import NetworkError
@@ -20,6 +17,7 @@ from netmig.lease import DEFAULT_DATA_DIR, RESERVED_PREFIX, HostLocal, Lease
 from netmig.pinning import CNIS, as_yaml, render
 from netmig.recover import recover as recover_left
 from shim import log
+from shim.cli import tables
 from shim.cli.node import Node, container_ids, this_node
 from shim.errors import ShimError, UsageError
 from shim.identity import HOST
@@ -105,7 +103,7 @@ def show(container: str | None, netns_path: Path | None, root: str | None, as_js
       torpor net show --netns /run/netns/cni-1234
     """
     if (container is None) == (netns_path is None):
-        raise UsageError("could not tell which pod to show: give --container or --netns")
+        raise UsageError("could not tell which pod to show: give one of --container and --netns")
     node = this_node()
     path = _namespace(node, container, netns_path, root)
     identity, held = _capture(node, path)
@@ -113,12 +111,12 @@ def show(container: str | None, netns_path: Path | None, root: str | None, as_js
         document = {"netns": str(path), "held_by": held, "identity": msgspec.to_builtins(identity)}
         click.echo(json.dumps(document, indent=2))
         return
-    table = _table("INTERFACE", "KIND", "ADDRESSES", "MAC", "MTU", "HOST END")
+    table = tables.table("INTERFACE", "KIND", "ADDRESSES", "MAC", "MTU", "HOST END")
     for link in identity.links:
         addresses = [f"{one.ip}/{one.prefix}" for one in identity.addresses if one.interface == link.name]
         end = f"{link.host.name} in {link.host.bridge or 'no bridge'}" if link.host else "-"
         table.add_row(link.name, link.kind, "\n".join(addresses) or "-", link.mac or "-", str(link.mtu), end)
-    Console().print(table)
+    tables.console().print(table)
     click.echo(
         f"{len(identity.routes)} routes, {len(identity.rules)} rules, {len(identity.neighbours)} neighbours, "
         f"{len(identity.sysctls)} sysctls, {len(identity.nftables)} nftables objects"
@@ -218,6 +216,10 @@ def leases(networks: tuple[str, ...], data_dir: Path, free: bool, as_json: bool)
     """
     node = this_node()
     stores = [HostLocal(name, data_dir) for name in networks or _networks(data_dir)]
+    for path in [store.path for store in stores] or [data_dir]:
+        # A node on which host-local never gave an address has not even the default directory.
+        if not path.is_dir() and path != DEFAULT_DATA_DIR:
+            raise ShimError(f"could not list leases: there is no directory {path}; correct the name")
     rows = [(store, lease) for store in stores for lease in store.leases()]
     states = _states([lease for _, lease in rows])
     if free:
@@ -244,14 +246,14 @@ def leases(networks: tuple[str, ...], data_dir: Path, free: bool, as_json: bool)
     if not rows:
         click.echo(f"no leases of host-local below {data_dir}")
         return
-    table = _table("NETWORK", "ADDRESS", "STATE", "CONTAINER", "INTERFACE", "AGE")
+    table = tables.table("NETWORK", "ADDRESS", "STATE", "CONTAINER", "INTERFACE", "AGE")
     for store, lease in rows:
         name = lease.owner.container_id
         # A sandbox's id is 64 digits; its beginning is what other lists show.
         short = name[:13] if len(name) > 24 else name
         cells = (store.path.name, lease.ip, states[lease], short, lease.owner.ifname)
-        table.add_row(*map(_plain, cells), f"{lease.age_s:.0f} s")
-    Console().print(table)
+        table.add_row(*map(tables.plain, cells), f"{lease.age_s:.0f} s")
+    tables.console().print(table)
 
 
 def _audit(node: Node, event: str, owner: str, *addresses: str) -> None:
@@ -340,23 +342,11 @@ def recover(dry_run: bool, as_json: bool) -> None:
     elif not found:
         click.echo("nothing is left of any call")
     else:
-        table = _table("WHAT", "OF", "OUTCOME", "DETAIL")
+        table = tables.table("WHAT", "OF", "OUTCOME", "DETAIL")
         for one in found:
             would_be = dry_run and one.outcome in {"undone", "released"}
             outcome = f"would be {one.outcome}" if would_be else one.outcome
-            table.add_row(one.kind, _plain(one.owner), outcome, _plain(one.detail))
-        Console().print(table)
+            table.add_row(one.kind, tables.plain(one.owner), outcome, tables.plain(one.detail))
+        tables.console().print(table)
     if any(one.outcome == "failed" for one in found):
         raise click.exceptions.Exit(1)
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
-def _plain(value: object) -> str:
-    text = str(value)
-    return escape(text if text.isprintable() else ascii(text))
