@@ -15,7 +15,10 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cluster import away, cargo, limits, settle, wiring
+from cluster.arrival import TRANSLATIONS
 from cluster.beforehand import Beforehand
 from cluster.channel import Channel, Lost, Refused
 from cluster.company import company
@@ -355,6 +358,8 @@ class _Leaving:
         self.report.image_bytes = cargo.send_rest(self._channel(), self._image_path, manifest, memory)
         self.report.frozen_bytes = self.report.image_bytes - self._before.n_bytes
         self.report.phases_ms["transfer"] = (time.monotonic() - self.dumped_at) * 1000
+        if translations := self._translations.result()[0]:
+            (self.record.path / TRANSLATIONS).write_bytes(msgspec.json.encode(translations))
         # From here on the target may be told to run by an operator who cannot ask us.
         self.record.write(VERDICT, "hold")
         if time.monotonic() > self.deadline:
@@ -365,12 +370,13 @@ class _Leaving:
                 f"({self.node.config.checkpoint_timeout_s:g} s); allow more in config.toml"
             )
         with self._timed("restore"):
-            self._have_prepared(self._translations.result()[0])
+            self._have_prepared(translations)
         with self._timed("switch"):
             self.record.write(VERDICT, "commit")
             plan = self.record.plan(Departure)
             wiring.unplug(identities.decode(plan.identity))
             # Before it runs: what its peers answer to its first words must not end here.
+            settle.forget_translations(self.record)
             settle.lead_away(self.here, self.record, plan)
             with contextlib.suppress(Lost):  # it is decided, and will be followed
                 self._channel().send(Commit(migration=self.record.migration))

@@ -13,8 +13,10 @@ import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import msgspec
+
 from cluster import away, cargo, wiring
-from cluster.arrival import Arriving
+from cluster.arrival import TRANSLATIONS, Arriving
 from cluster.channel import Lost, Refused
 from cluster.guest import arriving_of
 from cluster.here import Here
@@ -37,6 +39,7 @@ from cluster.records import (
 from cluster.transport import connect
 from engines import registry
 from engines.api import EngineError
+from netmig import conntrack
 from netmig import identity as identities
 from netmig.errors import NetworkError
 from shim import state
@@ -147,6 +150,18 @@ def lead_away(here: Here, record: Record, plan: Departure) -> away.Absence | Non
     return away.Absence.begin(here, absent)
 
 
+def forget_translations(record: Record) -> None:
+    """It is decided: this node translates none of the container's connections, as the other one does it now.
+
+    Idempotent. Raises OSError.
+    """
+    noted = record.path / TRANSLATIONS
+    if noted.exists():  # else there were none
+        entries = msgspec.json.decode(noted.read_bytes(), type=conntrack.Translations)
+        with contextlib.suppress(NetworkError), wiring.node() as host:
+            conntrack.forget(host, entries)
+
+
 def switch(here: Here, record: Record, plan: Departure) -> None:
     """It is decided: the container has no network here any more. May be repeated.
 
@@ -157,6 +172,7 @@ def switch(here: Here, record: Record, plan: Departure) -> None:
         came.write(LEFT, "yes")  # while it is there: or its home would be told that it has ended
     identity = identities.decode(plan.identity)
     wiring.unplug(identity)
+    forget_translations(record)
     if plan.returning:
         wiring.unroute(identity)
     elif absence := lead_away(here, record, plan):

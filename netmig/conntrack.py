@@ -2,18 +2,17 @@
 
 A pod's connection to a Service goes to an address that the node rewrites (DNAT), and only the node's
 connection tracking knows to what. Elsewhere the next packet would be taken for a new connection's, go to
-another backend, and be answered with a reset. So the entries are read on the old node and made again on the
-new one.
+another backend, and be answered with a reset. So the entries are read on the old node, made again on the new
+one, and forgotten on the old one: a connection is translated once, and its backend may be beside either.
 
 What cannot be carried: connections that leave by the node's own address (SNAT, masquerading). Their answers
-come to the old node.
+come to the old node. What others open to the pod stays as well: it is translated where they send it.
 
 The kernel's ctnetlink is spoken directly: its attributes are nested three deep, and this needs eight of them.
 """
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 import socket
@@ -28,9 +27,10 @@ from netmig.ns import Netns
 
 _NETFILTER = 12  # NETLINK_NETFILTER
 _CTNETLINK = 1 << 8  # NFNL_SUBSYS_CTNETLINK
-_NEW, _GET = 0, 1
+_NEW, _GET, _DELETE = 0, 1, 2
 _REQUEST, _ACK, _DUMP, _CREATE, _EXCLUSIVE = 0x1, 0x4, 0x300, 0x400, 0x200
 _ERROR, _DONE = 2, 3
+_HOW = {_NEW: _ACK | _CREATE | _EXCLUSIVE, _GET: 0, _DELETE: _ACK}
 _NESTED, _TYPE = 0x8000, 0x3FFF
 
 # CTA_*
@@ -38,6 +38,7 @@ _ORIGINAL, _REPLY, _STATUS, _PROTOCOL_STATE, _NAT_SRC, _TIMEOUT, _MARK, _NAT_DST
 _FILTER = 25
 _SEEN_REPLY, _ASSURED, _CONFIRMED = 0x2, 0x4, 0x8  # IPS_*
 _BE_LIBERAL = 0x08  # the window is not known here: take what comes
+_TRIES = 3
 
 
 class Tuple(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,18 +87,17 @@ Translations = tuple[Entry, ...]
 
 
 def capture(host: Netns, addresses: Iterable[str]) -> tuple[Translations, tuple[str, ...]]:
-    """What a node translates for these addresses, and what of it cannot be carried, a sentence each.
+    """What a node translates that these addresses opened, and what of it cannot be carried, a sentence each.
 
     Raises NetworkError where the kernel has no connection tracking.
     """
     wanted = {str(ipaddress.ip_address(address)) for address in addresses}
     carried: list[Entry] = []
     left: list[str] = []
-    for entry in dict.fromkeys(_listed(host, wanted)):
-        ours = wanted & {entry.original.src, entry.reply.src}
-        if not ours or entry.reply == entry.original.turned():
+    for entry in _listed(host, wanted):
+        if entry.original.src not in wanted or entry.reply == entry.original.turned():
             continue
-        if entry.original.src in wanted and entry.reply.dst != entry.original.src:
+        if entry.reply.dst != entry.original.src:
             left.append(f"{entry} leaves by {entry.reply.dst}, the old node's address: it will be reset")
         else:
             carried.append(entry)
@@ -107,19 +107,56 @@ def capture(host: Netns, addresses: Iterable[str]) -> tuple[Translations, tuple[
 def restore(host: Netns, entries: Translations) -> tuple[str, ...]:
     """Let a node translate these connections, before their first packet comes.
 
-    One that it has already is left as it is. Returns what went wrong, a sentence each. Raises NetworkError
-    where the kernel has no connection tracking.
+    One that it has already is left as it is. What else it knows of their packets goes: it saw them pass,
+    translated elsewhere, and the kernel would give ours another port. Returns what went wrong, a sentence
+    each. Raises NetworkError where the kernel has no connection tracking.
     """
     failed: list[str] = []
     with _opened(host) as netlink:
         for entry in entries:
-            flags = _REQUEST | _ACK | _CREATE | _EXCLUSIVE
-            family = socket.AF_INET6 if ":" in entry.original.src else socket.AF_INET
-            netlink.send(_message(_NEW, flags, family, _attributes(entry)))
-            number = -struct.unpack_from("=i", netlink.recv(1 << 16), 16)[0]
-            if number not in (0, errno.EEXIST):
-                failed.append(f"{entry} will be reset: the node does not take it over: {os.strerror(number)}")
+            if cause := _taken_over(netlink, entry):
+                failed.append(f"{entry} will be reset: the node does not take it over: {cause}")
     return tuple(failed)
+
+
+def forget(host: Netns, entries: Translations) -> None:
+    """Let a node translate these connections no more: from now on they pass it translated, or not at all.
+
+    Those that it has not are fine. Raises NetworkError where the kernel has no connection tracking.
+    """
+    with _opened(host) as netlink:
+        for entry in entries:
+            _asked(netlink, _DELETE, entry)
+
+
+def _taken_over(netlink: socket.socket, entry: Entry) -> str:
+    """Make an entry; what stands against it, "" if nothing does."""
+    number = 0
+    for _ in range(_TRIES):  # a packet may come between
+        number, _ = _asked(netlink, _NEW, entry)
+        _, has = _asked(netlink, _GET, entry)
+        if has is not None and (has.original, has.reply) == (entry.original, entry.reply):
+            return ""
+        for one in (entry.original, entry.reply, entry.reply.turned()):
+            _asked(netlink, _DELETE, entry, one)
+    return os.strerror(number) if number else "another connection has its ports"
+
+
+def _asked(
+    netlink: socket.socket, what: int, entry: Entry, named: Tuple | None = None
+) -> tuple[int, Entry | None]:
+    """Have an entry made, read or deleted; an errno, and what was read.
+
+    named: a direction of the one that is meant, whatever else it is; by itself the entry's original.
+    """
+    one = named or entry.original
+    family = socket.AF_INET6 if ":" in one.src else socket.AF_INET
+    attributes = _attributes(entry) if what == _NEW else _nested(_ORIGINAL, _tuple_data(one, entry.protocol))
+    netlink.send(_message(what, _REQUEST | _HOW[what], family, attributes))
+    data = netlink.recv(1 << 16)
+    if struct.unpack_from("=H", data, 4)[0] == _ERROR:
+        return -struct.unpack_from("=i", data, 16)[0], None
+    return 0, _entry(data[20:])
 
 
 def _opened(host: Netns) -> socket.socket:
@@ -133,21 +170,25 @@ def _opened(host: Netns) -> socket.socket:
 
 
 def _listed(host: Netns, addresses: Iterable[str]) -> Iterator[Entry]:
-    """The entries of connections that these addresses open, or answer.
-
-    The kernel picks them (since Linux 5.8; an older one lists all): a node has some hundred thousand, and its
-    pod is frozen meanwhile.
-    """
+    """The entries of connections that these addresses opened, and maybe others."""
     with _opened(host) as netlink:
         netlink.settimeout(10)
-        for address in sorted(addresses):
-            ip = ipaddress.ip_address(address)
-            family, source = (socket.AF_INET, 1) if ip.version == 4 else (socket.AF_INET6, 3)
-            wanted = _nested(1, _attribute(source, ip.packed))
-            for side, which in ((_ORIGINAL, 1), (_REPLY, 2)):
-                only = _nested(_FILTER, _attribute(which, struct.pack("=I", 1)))  # the source address
-                netlink.send(_message(_GET, _REQUEST | _DUMP, family, only + _nested(side, wanted)))
-                yield from _dumped(netlink, host.path)
+        for family, only in sorted({_narrowed(address) for address in addresses}):
+            netlink.send(_message(_GET, _REQUEST | _DUMP, family, only))
+            yield from _dumped(netlink, host.path)
+
+
+def _narrowed(address: str) -> tuple[int, bytes]:
+    """The family of an address, and what lets the kernel list only the connections that it opened.
+
+    A node has some hundred thousand, and its pod is frozen meanwhile. A kernel before 5.8 lists all. So must
+    every one for IPv6: of that (Linux 6.18 still) it would list those that are not meant.
+    """
+    ip = ipaddress.ip_address(address)
+    if ip.version == 6:
+        return socket.AF_INET6, b""
+    by_source = _nested(_FILTER, _attribute(1, struct.pack("=I", 1)))  # of the original
+    return socket.AF_INET, by_source + _nested(_ORIGINAL, _nested(1, _attribute(1, ip.packed)))
 
 
 def _dumped(netlink: socket.socket, path: Path) -> Iterator[Entry]:

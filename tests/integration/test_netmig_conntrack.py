@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netmig import conntrack, hold, nft
 from netmig.ns import Netns
@@ -45,7 +47,7 @@ class Node:
             ipr.addr("add", index=pods, address="fd88::1", prefixlen=64)
         for name_ in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
             self.netns.set_sysctl(name_, "1")
-        self.ip4, self.ip6 = f"10.77.0.{number}", f"fd77::{number:x}"
+        self.number, self.ip4, self.ip6 = number, f"10.77.0.{number}", f"fd77::{number:x}"
         nft.run(
             self.netns,
             f"""table inet services {{
@@ -89,6 +91,36 @@ class Node:
         with pod.ipr() as ipr:
             ipr.link("del", index=ipr.link_lookup(ifname="eth0")[0])
         self.plug(pod, name)
+
+    def house(self, path: Path) -> Member:
+        """Somebody who is on this node, as another pod."""
+        netns, ip4, ip6 = Netns.create(path), f"10.89.{self.number}.{{}}", f"fd89:{self.number}::{{}}"
+        with netns.ipr() as ipr, self.netns.ipr() as node:
+            peer = {"ifname": "house0", "net_ns_fd": self.netns.fileno()}
+            ipr.link("add", ifname="eth0", kind="veth", peer=peer)
+            for last, where, here, name in ((1, self.netns, node, "house0"), (2, netns, ipr, "eth0")):
+                where.set_sysctl(f"net/ipv6/conf/{name}/accept_dad", "0")
+                index = here.link_lookup(ifname=name)[0]
+                here.link("set", index=index, state="up")
+                here.addr("add", index=index, address=ip4.format(last), prefixlen=24)
+                here.addr("add", index=index, address=ip6.format(last), prefixlen=64)
+            ipr.route("add", dst="default", gateway=ip4.format(1))
+            ipr.route("add", family=socket.AF_INET6, dst="default", gateway=ip6.format(1))
+        return Member(netns=netns, port="house0", ip4=ip4.format(2), ip6=ip6.format(2), mac="")
+
+    def reaches(self, other: Node) -> None:
+        """Those on the other node by that node."""
+        with self.netns.ipr() as ipr:
+            ipr.route("add", dst=f"10.89.{other.number}.0/24", gateway=other.ip4)
+            ipr.route("add", family=socket.AF_INET6, dst=f"fd89:{other.number}::/64", gateway=other.ip6)
+
+    def lead(self, to: Node) -> None:
+        """The pod is on the other node from now on, and no more on this one."""
+        for node, change, way in ((self, "replace", to), (to, "del", self)):
+            with node.netns.ipr() as ipr, contextlib.suppress(NetlinkError):  # there may be none to delete
+                ipr.route(change, dst="10.88.0.5/32", gateway=way.ip4)
+            with node.netns.ipr() as ipr, contextlib.suppress(NetlinkError):
+                ipr.route(change, family=socket.AF_INET6, dst="fd88::5/128", gateway=way.ip6)
 
     def close(self) -> None:
         self.netns.remove()
@@ -152,6 +184,63 @@ def test_a_connection_to_a_service_moves(wire: Segment, tmp_path: Path, carried:
     finally:
         for one in (pod, old.netns, new.netns):
             one.remove()
+
+
+@pytest.mark.parametrize("ipv6", [False, True], ids=["ipv4", "ipv6"])
+@pytest.mark.parametrize("beside", ["source", "target"])
+@pytest.mark.parametrize("opens", [True, False], ids=["opened by the pod", "opened to the pod"])
+def test_a_connection_goes_on_with_who_is_on_either_node(
+    wire: Segment, tmp_path: Path, opens: bool, beside: str, ipv6: bool
+) -> None:
+    """Both nodes see its packets, and one of them translates; there and back again."""
+    some = wire.add("some", 30)
+    old, new = (Node(tmp_path, f"n{number}", wire, number, some) for number in (41, 42))
+    pod = Netns.create(tmp_path / "pod")
+    other = (old if beside == "source" else new).house(tmp_path / "other")
+    try:
+        old.plug(pod, "pod")
+        new.lead(old)
+        old.reaches(new)
+        new.reaches(old)
+        ip = "fd88::5" if ipv6 else "10.88.0.5"
+        caller, called, backend = (
+            (pod, other.netns, other.addresses[ipv6]) if opens else (other.netns, pod, ip)
+        )
+        for node in (old, new):
+            node.serve(backend)
+        with (
+            in_netns(called, socket.SOCK_STREAM, ipv6=ipv6) as listener,
+            in_netns(caller, socket.SOCK_STREAM, ipv6=ipv6) as client,
+        ):
+            listener.bind((backend, 8080))
+            listener.listen()
+            client.settimeout(10)
+            client.connect((SERVICE[ipv6], PORT))
+            server, _ = listener.accept()
+            with server:
+                server.settimeout(10)
+                _talk(client, server)
+                for source, target, name in ((old, new, "pod2"), (new, old, "pod3")):
+                    hold.lock(pod, hold.table_name("pod"))  # or an acknowledgement would be translated anew
+                    entries, left = conntrack.capture(source.netns, [ip])
+                    assert (len(entries), left) == (int(opens), ())
+                    conntrack.forget(source.netns, entries)
+                    conntrack.forget(source.netns, entries)  # again does no harm
+                    assert conntrack.capture(source.netns, [ip]) == ((), ())
+                    assert conntrack.restore(target.netns, entries) == ()
+                    target.move(pod, name)
+                    source.lead(target)
+                    hold.unlock(pod, hold.table_name("pod"))
+                    _talk(client, server)
+    finally:
+        for one in (pod, other.netns, old.netns, new.netns):
+            one.remove()
+
+
+def _talk(client: socket.socket, server: socket.socket) -> None:
+    for one, other in ((client, server), (server, client)) * 2:
+        one.sendall(b"a word")
+        assert other.recv(100) == b"a word"
 
 
 def test_what_leaves_by_the_nodes_address_is_told(wire: Segment, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from cluster.here import Here
 from cluster.messages import PROTOCOL, Answer, Commit, Hello, Message
 from cluster.records import STANDING, VERDICT, WISH, Arrival, Departure, Record, begin_departure
 from cluster.serve import serve
+from netmig import conntrack
 from netmig import identity as identities
 from netmig.identity import Identity
 from shim.errors import ShimError, UsageError
@@ -137,6 +140,36 @@ def test_only_what_the_target_has_lost_becomes_an_image(
     # Once: what has the container's names after that may be what was made of the image.
     assert other.asked == ["Commit", "Commit"]
     assert (other.switched, other.resumed) == (2, 2)
+
+
+def test_the_source_translates_nothing_any_more_before_the_container_runs(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, done = leaving(here, tmp_path, ""), list[object]()
+    one = conntrack.Tuple(src="10.88.0.5", dst="10.96.0.1", src_port=41000, dst_port=80)
+    entries = (conntrack.Entry(protocol=6, original=one, reply=one, status=14, timeout_s=60),)
+    monkeypatch.setattr(conntrack, "forget", lambda _host, what: done.append(what))
+    monkeypatch.setattr("cluster.wiring.node", contextlib.nullcontext)
+    monkeypatch.setattr("cluster.wiring.unplug", lambda _: done.append("unplugged"))
+    monkeypatch.setattr("cluster.cargo.send_rest", lambda *_: 0)
+    monkeypatch.setattr(settle, "lead_away", lambda *_: None)
+    leaving_ = SimpleNamespace(
+        here=here,
+        record=record,
+        report=SimpleNamespace(phases_ms={}),
+        deadline=math.inf,
+        dumped_at=0.0,
+        _image_path=tmp_path,
+        _before=SimpleNamespace(n_bytes=0),
+        _memory=SimpleNamespace(result=dict),
+        _translations=SimpleNamespace(result=lambda: (entries, ())),
+        _channel=lambda: SimpleNamespace(send=done.append),
+        _have_prepared=done.append,
+        _timed=lambda _: contextlib.nullcontext(),
+    )
+    departure._Leaving._decide(cast("Any", leaving_), cast("Any", None))
+    switched = ["unplugged", entries]  # once more by `switch`, as by an agent that starts anew
+    assert done == [entries, *switched, Commit(migration=NAME), *switched]
 
 
 @pytest.fixture
