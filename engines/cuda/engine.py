@@ -465,6 +465,7 @@ def _not_brought(error: StageFailed, guarded: Guarded, words: str) -> EngineErro
         f"{words}: {error}, so it was killed{_undone(guarded)}; see that its GPUs have room "
         "(`torpor gpu suspend` makes some), then restore again",
         after="stopped",
+        undone=not guarded.problems,
     )
 
 

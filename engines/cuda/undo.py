@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from engines.api import EngineError
 from engines.criu import cgroups
 from engines.criu import undo as criu
 from engines.cuda import guardian, records, stage
@@ -115,9 +116,11 @@ class Guarded:
         self.call.operation = operation
         records.write_call(self.state_path, self.call)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.problems = undo_pending(self.state_path)
+        if self.problems and isinstance(error, EngineError):
+            error.undone = False  # for those errors that nobody words anew
         records.remove(self.state_path / records.CALL)
         if self._guardian:
             self._guardian.dismiss()

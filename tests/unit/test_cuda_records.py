@@ -15,8 +15,9 @@ from engines.api import (
     ImageCorrupt,
     Judge,
     NotSupported,
+    RestoreFailed,
 )
-from engines.cuda import records
+from engines.cuda import records, undo
 from engines.cuda.driver import Driver
 from engines.cuda.engine import CudaEngine
 from engines.cuda.records import Asleep, Call, Holder
@@ -44,12 +45,8 @@ def engine(path: Path) -> CudaEngine:
     return CudaEngine(settings)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    records.write_asleep(tmp_path / records.IN_IMAGE, asleep("x", "y"))
-    assert records.read_image(tmp_path) == asleep("x", "y")
-    (tmp_path / records.IN_IMAGE).rename(tmp_path / "torpor-gpus.json")
-    assert records.read_image(tmp_path) == asleep("x", "y"), "of an earlier image"
-    call = Call(
+def a_call() -> Call:
+    return Call(
         operation="suspend",
         container_id="c",
         runtime=["/bin/runc"],
@@ -60,6 +57,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         processes=[(7, 70)],
         pairs={"a": "b"},
     )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    records.write_asleep(tmp_path / records.IN_IMAGE, asleep("x", "y"))
+    assert records.read_image(tmp_path) == asleep("x", "y")
+    (tmp_path / records.IN_IMAGE).rename(tmp_path / "torpor-gpus.json")
+    assert records.read_image(tmp_path) == asleep("x", "y"), "of an earlier image"
+    call = a_call()
     records.write_call(tmp_path, call)
     assert records.read_call(tmp_path) == call
     assert records.read_asleep(tmp_path / "none") is None
@@ -142,3 +147,11 @@ def test_the_doctor_tells_of_gpus_where_there_is_a_driver(
     assert said() == {wanted: "ok"}
     fabric.set_devices(["H100"], driver="535.1")
     assert list(said().values()) == ["warn"], "a node can do without"
+
+
+def test_a_call_tells_that_it_could_not_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container must not be started cold over what is left."""
+    monkeypatch.setattr(undo, "undo_pending", lambda _: ["a process stays locked"])
+    with pytest.raises(RestoreFailed) as caught, undo.Guarded(tmp_path, a_call()):
+        raise RestoreFailed("it failed")
+    assert not caught.value.undone
