@@ -148,9 +148,15 @@ class Plug:
 
 
 def tidy(path: Path) -> None:
-    """Remove what made a namespace mute, which it is no more. Idempotent; nobody waits for it."""
+    """Remove what made a namespace mute, which it is no more, and tell everybody once more.
+
+    Idempotent; nobody waits for it.
+    """
     with contextlib.suppress(NetworkError), Netns.open(path) as netns:
         mute.tidy(netns)
+        # RFC 5227 announces twice, since the first may be lost. What it still has: it has run for a while.
+        with Announcer(netns, global_addresses(capture(netns, None))) as announcer:
+            announcer.send()
 
 
 def unplug(identity: Identity) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster import wiring
 from netmig import claim, hold, mute
 from netmig.errors import NetworkError
 from tests.support.segment import (
@@ -18,6 +19,7 @@ from tests.support.segment import (
     At,
     Member,
     Segment,
+    Sniffer,
     barrier,
     in_netns,
     neighbour,
@@ -190,6 +192,23 @@ def test_a_bridge_that_listens_for_groups_lets_others_ask_at_once(tmp_path: Path
             receiver.settimeout(2)
             s.sendto(b"here?", (new.ip6, 7777))
             assert receiver.recv(100) == b"here?"
+
+
+def test_what_has_arrived_is_announced_once_more(wire: Segment, client: Member) -> None:
+    new = wire.add("new70", 70)
+    with new.netns.ipr() as ipr:
+        ipr.addr("del", index=ipr.link_lookup(ifname="eth0")[0], address=new.ip4, prefixlen=24)
+    told: set[str] = set()
+
+    def is_told() -> bool:
+        claims = [claim._claim(frame) for frame in sniffer.frames()]  # pyright: ignore[reportPrivateUsage]
+        told.update(str(one[0]) for one in claims if one is not None)
+        return new.ip6 in told
+
+    with Sniffer(client, new.mac) as sniffer:
+        wiring.tidy(new.netns.path)
+        until(is_told, timeout_s=2)
+    assert new.ip4 not in told, "it has given it up"
 
 
 def test_an_announcer_needs_its_interface(owner: Member) -> None:
