@@ -48,7 +48,7 @@ def find_driver(settings: EngineSettings, way: Way | None, words: str) -> tuple[
     if driver is None:
         raise EngineUnavailable(
             f"{words}: neither the Python packages cuda-bindings and nvidia-ml-py nor, with the latter, the "
-            "program cuda-checkpoint are installed; install torpor[cuda]",
+            "program cuda-checkpoint are installed; in torpor's checkout, pip install '.[cuda]'",
             after="running",
         )
     try:
