@@ -94,7 +94,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return HostLocal(path.name, path.parent)
         try:
             return HostLocal.of(json.loads(path.read_bytes()))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"could not use {path}, `leases` of agent.toml: {error}; correct it") from None
 
     def check_leases(self) -> None:
@@ -148,21 +148,40 @@ def load(path: Path) -> Config:
         )
     try:
         config = msgspec.convert(tomllib.loads(data.decode()), Config, strict=True, dec_hook=_path)
+    except RecursionError:
+        raise UsageError(f"could not read {path}: it is nested too deep; correct it") from None
     except (ValueError, msgspec.MsgspecError) as error:
-        raise UsageError(f"could not read {path}: {error}; correct it") from None
+        # Of a number that is too long, Python goes on with how a program would raise its limit.
+        wrong = str(error).partition("; use sys.")[0]
+        raise UsageError(f"could not read {path}: {wrong}; correct it") from None
     if not config.node.strip():
         raise UsageError(f"could not use {path}: `node` is empty; write the name in this node's certificate")
+    for name in (config.node, *config.peers):
+        if re.search(r"[/\s]", name):
+            raise UsageError(
+                f"could not use {path}: {name!r} is no name of a node; write the name in its certificate"
+            )
+    if config.node in config.peers:
+        raise UsageError(
+            f"could not use {path}: the peer '{config.node}' is this node itself; take its table out, or "
+            "correct `node`"
+        )
     # The agent would look for what it has begun below the directory that it happens to be started in.
-    for key, value in (("root", config.root), ("leases", config.leases or "/")):
+    paths = (("root", config.root), ("leases", config.leases or "/"), ("cgroup", config.cgroup or "/"))
+    for key, value in paths:
         if not value.startswith("/"):
             raise UsageError(f"could not use {path}: `{key}` = {value!r} is not an absolute path; correct it")
+    if ".." in Path(config.cgroup).parts:
+        raise UsageError(
+            f"could not use {path}: `cgroup` = {config.cgroup!r} leads up by '..'; write where it ends"
+        )
     for address in filter(None, (config.listen, *(peer.address for peer in config.peers.values()))):
         try:
             split(address)
         except UsageError as error:
             raise UsageError(f"could not use {path}: {error}") from None
     for name, peer in config.peers.items():
-        if not name.strip():
+        if not name:
             raise UsageError(f"could not use {path}: a peer has no name; write [peers.NAME]")
         if bool(peer.address) == bool(peer.command):
             raise UsageError(f"could not use {path}: peer '{name}' needs an address or a command; give one")

@@ -212,8 +212,12 @@ def load_profile(path: Path) -> dict[str, str]:
         skip = cast("dict[Any, Any]", document["skip"])
         if not all(isinstance(word, str) and word.strip() for pair in skip.items() for word in pair):
             raise ValueError("every name needs a reason")
+    except RecursionError:
+        raise InvalidRequest(f"{words}: it is nested too deep; see `engines.harness.load_profile`") from None
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{words}: {error}; see `engines.harness.load_profile`") from error
+        # Of a number that is too long, Python goes on with how a program would raise its limit.
+        wrong = getattr(error, "strerror", None) or str(error).partition("; use sys.")[0]
+        raise InvalidRequest(f"{words}: {wrong}; see `engines.harness.load_profile`") from error
     return {str(name): str(reason) for name, reason in skip.items()}
 
 

@@ -331,6 +331,8 @@ def test_a_process_knows_its_threads():
         ('{"schema": 2, "skip": {}}', "it is no"),
         ('{"schema": 1}', "it is no"),
         ('{"schema": 1, "skip": {"tcp": ""}}', "every name needs a reason"),
+        ("[" * 100_000, "nested too deep; see"),
+        ("1" * 5000, "value has 5000 digits; see"),
     ],
 )
 def test_a_profile_without_reasons_is_refused(tmp_path: Path, text: str, why: str):
