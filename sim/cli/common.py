@@ -21,7 +21,7 @@ def needs_extra(what: str) -> None:
     """
     missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
     if missing:
-        raise SimError(f"could not {what}: {missing[0]} is missing; pip install 'torpor[sim]'")
+        raise SimError(f"could not {what}: {missing[0]} is missing; pip install '.[sim]'")
 
 
 def console(*, error: bool = False) -> Console:

@@ -54,7 +54,7 @@ def run_command(study: Path, traces: Path | None, folder: Path | None, as_json: 
 @_STUDY
 @_TRACES
 @click.option("--out", "folder", required=True, type=_OUT, help="Keep results there.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a core]")
+@click.option("--jobs", type=click.IntRange(1, 4096), help="Processes.  [default: one a core]")
 @click.option(
     "--backend",
     type=click.Choice(["loky", "ray", "dask"]),
@@ -272,15 +272,26 @@ def plot_command(results: tuple[Path, ...], folder: Path | None, kinds: tuple[st
     needs_extra("plot")
     from sim.results import calibrate, plots, tables
 
-    if results[0].is_file():
-        path = (folder or results[0].parent) / f"measured.{suffix}"
-        plots.save(plots.measured(calibrate.load(results[0])), path)
+    first = results[0]
+    if first.is_file():
+        if len(results) > 1 or {*kinds} - {"measured"}:
+            raise SimError(
+                f"could not plot '{first}': a measured.json has one plot, measured; give it alone, "
+                "without another --kind"
+            )
+        path = (folder or first.parent) / f"measured.{suffix}"
+        plots.save(plots.measured(calibrate.load(first)), path)
         click.echo(path)
         return
+    if "measured" in kinds:
+        raise SimError(
+            "could not plot measured: it is of a measured.json of `torpor sim calibrate`; give that file "
+            "instead of folders"
+        )
     known = {kind.name: kind for kind in plots.KINDS}
     if odd := [name for name in kinds if name not in known]:
         raise SimError(f"could not plot '{odd[0]}': there is no such plot; there are {', '.join(known)}")
-    place = folder or results[0] / "plots"
+    place = folder or first / "plots"
     tables.check_place(next(each for each in (place, *place.parents) if each.exists()) / "plot")
     several = [tables.load(each) for each in results]
     drawn = 0

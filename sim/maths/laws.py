@@ -142,8 +142,8 @@ class Quantiles:
             raise SimError(
                 "could not make a law of quantiles: shares must rise from 0 to 1; give the least and the most"
             )
-        sorted_ = all(a <= b for a, b in itertools.pairwise(self.times))
-        if len(self.times) != len(self.shares) or not sorted_ or not 0 <= self.times[0] < math.inf:
+        rising = all(a <= b for a, b in itertools.pairwise((0, *self.times)))
+        if len(self.times) != len(self.shares) or not rising or not self.times[-1] < math.inf:
             raise SimError("could not make a law of quantiles: give one time of 0 or more a share, in order")
 
     @property

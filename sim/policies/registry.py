@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from sim.errors import SimError
+from sim.errors import BROKEN, SimError, why
 from sim.policies.base import Policy
 
 GROUP = "torpor.policies"
@@ -200,16 +200,15 @@ def from_policy_json(path: Path) -> Policy:
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SimError(f"could not read policy file '{path}': {error.strerror}; check the path") from error
-    except ValueError as error:
+        raise SimError(f"could not read policy file '{path}': {why(error)}; check the path") from error
+    except BROKEN as error:
         raise SimError(
-            f"could not read policy file '{path}': it is not JSON ({error}); make it with "
-            "'torpor sim recommend'"
+            f"could not read policy file '{path}': {why(error)}; make it with 'torpor sim recommend'"
         ) from error
     try:
         chosen = document["policy"]
         name, options = str(chosen["name"]), dict(chosen.get("options") or {})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except BROKEN as error:
         raise SimError(
             f"could not read policy file '{path}': it names no policy; make it with 'torpor sim recommend'"
         ) from error

@@ -10,12 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import reprlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.errors import SimError
+import msgspec
+
+from sim.errors import BROKEN, SimError, why
 from sim.maths.statistics import quantile
 from sim.results.tables import write_atomically
 
@@ -108,14 +112,14 @@ def files(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _bad(path: Path, why: str) -> SimError:
-    return SimError(f"could not read timings '{path}': {why}; give a timings.json as torpor writes it")
+def _bad(path: Path, wrong: str) -> SimError:
+    return SimError(f"could not read timings '{path}': {wrong}; give a timings.json as torpor writes it")
 
 
 def _number(path: Path, document: Mapping[str, Any], key: str) -> float:
     value = document.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise _bad(path, f"{key} is {value!r}, which is no time or size")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+        raise _bad(path, f"{key} is {reprlib.repr(value)}, which is no time or size")
     return float(value)
 
 
@@ -123,16 +127,14 @@ def _read(path: Path) -> tuple[_Timing, str]:
     try:
         data = path.read_bytes()
         document = json.loads(data)
-    except OSError as error:
-        raise _bad(path, error.strerror or str(error)) from error
-    except ValueError as error:
-        raise _bad(path, f"it is not JSON: {error}") from error
+    except BROKEN as error:
+        raise _bad(path, why(error)) from error
     if not isinstance(document, dict) or document.get("schema") != 1:  # pyright: ignore[reportUnknownMemberType]
         raise _bad(path, "it has no schema 1")
     fields: dict[str, Any] = document  # pyright: ignore[reportUnknownVariableType]
     operation = fields.get("operation")
     if operation not in ("checkpoint", "restore"):
-        raise _bad(path, f"operation is {operation!r}; it must be checkpoint or restore")
+        raise _bad(path, f"operation is {reprlib.repr(operation)}; it must be checkpoint or restore")
     total_s = _number(path, fields, "total_s")
     raw = fields.get("phases")
     if not isinstance(raw, dict):
@@ -252,22 +254,8 @@ def load(path: Path) -> Calibration:
         document = json.loads(path.read_bytes())
         if document["schema"] != 1 or tuple(document["shares"]) != SHARES:
             raise ValueError("it has another schema")
-        phases = {
-            name: Phase(
-                phase["n"], phase["mean_s"], tuple(phase["times_s"]), Fit(**phase["fit"]),
-                tuple(phase["observed_s"]), tuple(phase["predicted_s"]), phase["error"],
-            )
-            for name, phase in document["phases"].items()
-        }  # fmt: skip
-        return Calibration(
-            tuple(document["engines"]), document["checkpoints"], document["restores"],
-            tuple(document["image_bytes"]), phases, tuple((n, d) for n, d in document["sources"]),
-        )  # fmt: skip
-    except OSError as error:
+        return msgspec.convert(document, Calibration)
+    except (*BROKEN, msgspec.ValidationError) as error:
         raise SimError(
-            f"could not read '{path}': {error.strerror or error}; make one with `torpor sim calibrate`"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise SimError(
-            f"could not read '{path}': {error}; make one with `torpor sim calibrate TIMINGS... -o FILE`"
+            f"could not read '{path}': {why(error)}; make one with `torpor sim calibrate TIMINGS... -o FILE`"
         ) from error

@@ -33,7 +33,7 @@ def figure(width: float = 7.2, height: float = 4.4, panels: int = 1) -> tuple[An
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise SimError("could not plot: matplotlib is missing; pip install 'torpor[sim]'") from error
+        raise SimError("could not plot: matplotlib is missing; pip install '.[sim]'") from error
 
     made: Any = Figure(figsize=(width, height), dpi=130, layout="constrained")
     axes: Any = made.subplots(1, panels, squeeze=False)[0]

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 from sim.engine import dispatch
 from sim.engine.probe import opening
-from sim.errors import SimError
+from sim.errors import BROKEN, SimError, why
 from sim.maths.statistics import wanted
 from sim.policies import registry
 from sim.results import tables as results
@@ -129,6 +129,8 @@ def run(
     parts = _parts(folder, made_from) if folder else None
     metric = OBJECTIVES[type(study.cells[0].config.workload)][1].metric
     found = [_empty(cell, study.units) for cell in study.cells]
+    # More workers than there can be tasks would only be started.
+    jobs = min(jobs, sum(math.ceil(cell.config.replications.most / BLOCK) for cell in study.cells))
     done = total = 0
     with _pool(backend, jobs) as compute:
         while tasks := _round(study, found, metric, sha256, timeline):
@@ -228,18 +230,18 @@ def _parts(folder: Path, made_from: Mapping[str, str]) -> Path:
             return parts
         held: Any = json.loads(mark.read_bytes())
         if not isinstance(held, dict):
-            raise TypeError(f"'{mark}' is no mapping")
-    except (OSError, ValueError, TypeError) as error:
-        raise SimError(f"could not use '{folder}': {error}; give another folder") from error
+            raise TypeError("it is no mapping")
+    except BROKEN as error:
+        raise SimError(f"could not use '{mark}': {why(error)}; give another folder") from error
     earlier = cast("dict[str, str]", held)
     changed = [name for name in {**earlier, **made_from} if earlier.get(name) != made_from.get(name)]
     if changed:
-        why = (
+        reason = (
             "it holds results of another study, or with other options"
             if {_STUDY, _TIMELINES} & {*changed}
             else f"its results are from before {', '.join(changed)} changed"
         )
-        raise SimError(f"could not go on in '{folder}': {why}; give another folder, or remove this one")
+        raise SimError(f"could not go on in '{folder}': {reason}; give another folder, or remove this one")
     return parts
 
 
@@ -269,7 +271,8 @@ def _pool(backend: Backend, jobs: int) -> Generator[Compute]:
             form = "generator_unordered" if whole else "list"
             for first in range(0, len(tasks), size):
                 some = tasks[first : first + size]
-                yield from joblib.Parallel(return_as=form)(joblib.delayed(_compute)(task) for task in some)
+                parallel = joblib.Parallel(n_jobs=min(jobs, len(some)), return_as=form)
+                yield from parallel(joblib.delayed(_compute)(task) for task in some)
 
         yield compute
 
@@ -279,7 +282,7 @@ def _library(name: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise SimError(
-            f"could not start workers: {name} is missing; pip install 'torpor[{extra}]', or run with --jobs 1"
+            f"could not start workers: {name} is missing; pip install '.[{extra}]', or run with --jobs 1"
         ) from error
 
 

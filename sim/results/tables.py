@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.ledger import Outcome, Span
-from sim.errors import SimError
+from sim.errors import BROKEN, SimError, why
 from sim.maths.statistics import Summary, summarise
 
 RESULTS, RECOVERIES, TIMELINE = "results.parquet", "recoveries.parquet", "timeline.parquet"
@@ -50,7 +50,7 @@ def pyarrow() -> Any:
     try:
         return importlib.import_module("pyarrow")
     except ImportError as error:
-        raise SimError("could not handle results: pyarrow is missing; pip install 'torpor[sim]'") from error
+        raise SimError("could not handle results: pyarrow is missing; pip install '.[sim]'") from error
 
 
 def parquet() -> Any:
@@ -324,6 +324,7 @@ def load(folder: Path) -> Results:
             f"could not read results in '{folder}': it has no {missing[0]}; "
             "run `torpor sim sweep STUDY --out FOLDER` first"
         )
+    pa, file = pyarrow(), RUN
     try:
         run = json.loads((folder / RUN).read_bytes())
         cells = {
@@ -337,22 +338,26 @@ def load(folder: Path) -> Results:
             )
             for cell in run["cells"]
         }
+        found = Results(
+            run["title"], run["question"], run["sha256"], run["seed"], run["workload"], run["resolved"],
+            list(cells.values()), run["versions"],
+        )  # fmt: skip
+        file = RESULTS
         for name, metric, values in _series(parquet().read_table(folder / RESULTS)):
             cells[name].values[metric] = values
+        file = RECOVERIES
         lines = parquet().read_table(folder / RECOVERIES).to_pydict()
         for name, value in zip(lines["cell"], lines["recovery_s"], strict=True):
             cells[name].recoveries_s.append(value)
+        file = TIMELINE
         if (folder / TIMELINE).exists():
             for row in parquet().read_table(folder / TIMELINE).to_pylist():
                 name = row.pop("cell")
                 cells[name].spans.append(Span(**row))
-        return Results(
-            run["title"], run["question"], run["sha256"], run["seed"], run["workload"], run["resolved"],
-            list(cells.values()), run["versions"],
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return found
+    except (*BROKEN, pa.ArrowException) as error:
         raise SimError(
-            f"could not read results in '{folder}': {error}; run the study again into another folder"
+            f"could not read results '{folder / file}': {why(error)}; run the study again into another folder"
         ) from error
 
 
@@ -389,6 +394,6 @@ def read_part(path: Path, sha256: str, cell: Cell) -> Cell | None:
         found.statuses = extra["statuses"]
         found.recoveries_s = extra["recoveries_s"]
         found.spans = [Span(*row) for row in extra["spans"]]
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+    except (*BROKEN, pa.ArrowException):
         return None
     return found

@@ -149,7 +149,7 @@ class Book:
 
     def uses(self, name: str, file: Path) -> None:
         """Keep the SHA-256 of a file that the study names; that it cannot be read is told by who reads it."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self.files[name] = hashlib.sha256(file.read_bytes()).hexdigest()
 
     def fail(self, path: str, why: str) -> NoReturn:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from sim.errors import SimError
+from sim.errors import BROKEN, SimError, why
 from sim.maths.laws import Constant, Exponential, Law, Lognormal, Quantiles, Weibull
 from sim.studies.config import (
     NO_TIME,
@@ -334,15 +334,14 @@ def read_measured(section: Section) -> dict[str, Law]:
         shares, phases = tuple(document["shares"]), document["phases"]
         # A phase that was always as long as another time is a law, too.
         found: dict[str, Law] = {
-            name: Quantiles(shares, tuple(phases[name]["times_s"]))
+            name: Quantiles(shares, tuple(0.0 + time_s for time_s in phases[name]["times_s"]))
             for name in ("stall", "persist", "restore")
             if name in phases
         }
-    except OSError as error:
-        section.fail("file", f"is '{path}': {error.strerror or error}; make it with `torpor sim calibrate`")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except BROKEN as error:
         section.fail(
-            "file", f"is '{path}', which is no measured.json ({error}); make it with `torpor sim calibrate`"
+            "file",
+            f"is '{path}', which is no measured.json ({why(error)}); make it with `torpor sim calibrate`",
         )
     except SimError as error:
         section.fail("file", f"is '{path}', which cannot be used: {error}")

@@ -14,12 +14,14 @@ that were derived from it.
 
 from __future__ import annotations
 
-import math
+import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from sim.errors import BROKEN, why
 from sim.traces.files import read_json, unusable
 
 Polarity = Literal["available", "preempted"]
@@ -61,22 +63,23 @@ class Counts:
     counts: list[int]
 
 
-def _whole(path: Path, where: str, values: Any, most: int | None = None) -> list[int]:
+def _whole(path: Path, where: str, values: Any, most: int = 10**9) -> list[int]:
     """A list of whole numbers from 0 to `most`, without any other thing in it."""
     if not isinstance(values, list) or not values:
         raise unusable(path, f"{where} is not a list with values")
     numbers: list[Any] = values  # pyright: ignore[reportUnknownVariableType]
     for value in numbers:
-        if type(value) is not int or value < 0 or (most is not None and value > most):
-            wanted = "0 or more" if most is None else f"0 to {most}"
-            raise unusable(path, f"{where} holds {value!r}; it must hold whole numbers, {wanted}")
+        if type(value) is not int or not 0 <= value <= most:
+            raise unusable(
+                path, f"{where} holds {reprlib.repr(value)}; it must hold whole numbers, 0 to {most}"
+            )
     return numbers
 
 
 def _tick_s(path: Path, meta: Any) -> float:
-    tick = meta.get("gap_seconds") if isinstance(meta, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if not isinstance(tick, int | float) or not 0 < tick < math.inf:
-        raise unusable(path, f"gap_seconds is {tick!r}; it must be the seconds of a tick")
+    tick: Any = cast("Mapping[str, Any]", meta).get("gap_seconds") if isinstance(meta, Mapping) else None
+    if not isinstance(tick, int | float) or not 0 < tick <= sys.float_info.max:
+        raise unusable(path, f"gap_seconds is {reprlib.repr(tick)}; it must be the seconds of a tick")
     return float(tick)
 
 
@@ -95,8 +98,8 @@ def load_windows(path: Path) -> Windows:
         starts = _whole(path, "start_indexes", meta["start_indexes"])
         raw = {str(name): (int(zone["first_tick"]), zone["data"]) for name, zone in zones.items()}
     except KeyError as error:
-        raise unusable(path, f"it lacks {error}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+        raise unusable(path, why(error)) from error
+    except BROKEN as error:
         raise unusable(path, "it is not an object with meta and zones of capacity") from error
     if not polarity.startswith(("1 = AVAILABLE", "1 = PREEMPTED")):
         raise unusable(path, f"polarity is '{polarity}'; it must begin with 1 = AVAILABLE or 1 = PREEMPTED")
@@ -129,6 +132,6 @@ def load_counts(path: Path, one_is: Polarity = "available") -> Counts:
     document = read_json(path)
     if not isinstance(document, dict) or not {"metadata", "data"} <= document.keys():  # pyright: ignore[reportUnknownMemberType]
         raise unusable(path, "it is not an object with metadata and data")
-    counts = _whole(path, "data", document["data"], most=1 if one_is == "preempted" else None)
+    counts = _whole(path, "data", document["data"], most=1 if one_is == "preempted" else 10**9)
     flipped = [1 - value for value in counts] if one_is == "preempted" else counts
     return Counts(_tick_s(path, document["metadata"]), flipped)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.errors import SimError
+from sim.errors import BROKEN, SimError, why
 from sim.traces.files import read_json, unusable
 
 
@@ -55,10 +55,10 @@ def load(path: Path) -> list[Fault]:
         try:
             node, time_d, kind = str(event["node_id"]), float(event["event_time"]), event["event_type"]
             cause = str(event["fault_type"]["Class"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise unusable(path, f"event {number} lacks {error}") from error
-        if not 0 <= time_d < math.inf:
-            raise unusable(path, f"event {number} is at {time_d} days; it must be a time of 0 or more")
+        except BROKEN as error:
+            raise unusable(path, f"event {number}: {why(error)}") from error
+        if not 0 <= time_d <= 1e6:
+            raise unusable(path, f"event {number} is at {time_d} days; it must be a time from 0 to 1e6")
         if kind == "fault_start":
             open_[node].append((time_d, cause))
         elif kind == "fault_end":

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sim.errors import SimError
+from sim.errors import BROKEN, SimError, why
 
 
-def unusable(path: Path, why: str) -> SimError:
-    """The error for a trace that cannot be used. `why` says what is wrong, and after a `;` what to do."""
-    remedy = "" if "; " in why else "; correct the file, or give another one"
-    return SimError(f"could not read trace '{path}': {why}{remedy}")
+def unusable(path: Path, wrong: str) -> SimError:
+    """The error for a trace that cannot be used. `wrong` says what it is, and after a `;` what to do."""
+    remedy = "" if "; " in wrong else "; correct the file, or give another one"
+    return SimError(f"could not read trace '{path}': {wrong}{remedy}")
 
 
 def read_text(path: Path) -> str:
@@ -25,10 +25,10 @@ def read_text(path: Path) -> str:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise unusable(path, f"{error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
-        raise unusable(path, "it is not text; unpack archives first") from error
+        raise unusable(path, f"{why(error)}; unpack archives first") from error
+    except BROKEN as error:
+        raise unusable(path, f"{why(error)}; check the path") from error
     if not text.strip():
         raise unusable(path, "it is empty")
     return text
@@ -41,17 +41,25 @@ def read_json(path: Path) -> Any:
         SimError: as `read_text`, or it is not JSON.
 
     """
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise unusable(path, f"it is not JSON (line {error.lineno}: {error.msg})") from error
+        return json.loads(text)
+    except BROKEN as error:
+        raise unusable(path, why(error)) from error
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """The file's comma-separated rows, without blank ones.
+    """The file's comma-separated rows, without blank ones; one at least.
 
     Raises:
-        SimError: as `read_text`.
+        SimError: as `read_text`, or no row is left, or one is too long.
 
     """
-    return [row for row in csv.reader(read_text(path).splitlines()) if any(field.strip() for field in row)]
+    lines = read_text(path).splitlines()
+    try:
+        rows = [row for row in csv.reader(lines) if any(field.strip() for field in row)]
+    except csv.Error as error:
+        raise unusable(path, f"it is not CSV: {error}") from error
+    if not rows:
+        raise unusable(path, "it is empty")
+    return rows

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from sim.errors import why
 from sim.traces import capacity, faults, membership, priced, requests
 from sim.traces.files import read_json, read_rows, unusable
 
@@ -51,6 +52,10 @@ def _kind(path: Path) -> Callable[[Path, capacity.Polarity], Facts]:
             return _membership
     elif path.name.endswith((".tar.gz", ".tgz", ".tar")):
         return _priced
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise unusable(path, f"{why(error)}; check the path") from error
     raise unusable(path, f"it is none of: {KINDS}")
 
 

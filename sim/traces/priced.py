@@ -7,12 +7,15 @@ hour. Here 1 stands for preempted, as in all files of that simulator; what is lo
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from sim.errors import BROKEN, why
 from sim.traces.files import unusable
 
 
@@ -43,11 +46,11 @@ def load(path: Path) -> dict[str, PricedZone]:
                 if file is not None:
                     zones[inside.parent.name] = _zone(path, inside.parent.name, json.load(file))
     except OSError as error:
-        raise unusable(path, f"{error.strerror or error}; check the path") from error
-    except (tarfile.TarError, EOFError) as error:
+        raise unusable(path, f"{why(error)}; check the path") from error
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise unusable(path, f"it is not a tar archive: {error}") from error
-    except ValueError as error:
-        raise unusable(path, f"a full.json in it is not JSON: {error}") from error
+    except BROKEN as error:
+        raise unusable(path, f"a full.json in it: {why(error)}") from error
     if not zones:
         raise unusable(path, "it holds no full.json")
     return zones
@@ -58,8 +61,8 @@ def _zone(path: Path, name: str, document: Any) -> PricedZone:
         preempted, prices = list(document["data"]), [float(price) for price in document["prices"]]
         on_demand = float(document["metadata"]["price_info"]["on_demand_price"])
         tick_s = float(document["metadata"]["gap_seconds"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise unusable(path, f"zone {name} lacks {error}") from error
+    except BROKEN as error:
+        raise unusable(path, f"zone {name}: {why(error)}") from error
     if not preempted or any(type(state) is not int or state not in (0, 1) for state in preempted):
         raise unusable(path, f"the data of zone {name} must be 0 and 1, and some of it")
     if not all(0 < one < math.inf for one in (tick_s, on_demand, *prices)):

@@ -52,7 +52,7 @@ def load(path: Path) -> list[Request]:
             time = datetime.fromisoformat(stamp[:26])
             first = first or time
             request = Request((time - first).total_seconds(), int(context), int(generated))
-            if min(request.context_tokens, request.generated_tokens) < 0:
+            if not all(0 <= tokens < 10**9 for tokens in (request.context_tokens, request.generated_tokens)):
                 raise ValueError(row)
         except (ValueError, TypeError) as error:
             raise unusable(path, f"row {number} is not a time and two counts of tokens") from error

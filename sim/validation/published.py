@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from sim.errors import BROKEN, why
 from sim.models.optimal import Plan, plan
 from sim.models.regions import Market, RegionalJob, run
 from sim.policies.base import Policy
@@ -99,8 +100,8 @@ def expected(path: Path, column: str) -> dict[tuple[str, float], float]:
     try:
         with path.open(encoding="utf-8") as file:
             return {(row["strategy"], float(row[column])): float(row["mean"]) for row in csv.DictReader(file)}
-    except (OSError, KeyError, ValueError) as error:
-        raise unusable(path, f"it is no table of strategy, {column} and mean ({error})") from error
+    except BROKEN as error:
+        raise unusable(path, f"it is no table of strategy, {column} and mean ({why(error)})") from error
 
 
 def furthest(name: str, zones: Sequence[Market], path: Path, column: str) -> float:

@@ -37,7 +37,7 @@ def test_a_backend_gives_the_same_bytes(
     backend: Backend, library: str, alone: dict[str, str], tmp_path: Path
 ) -> None:
     if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: pip install 'torpor[{backend}]'")
+        pytest.skip(f"{library} is not installed: pip install '.[{backend}]'")
     sweep.run(grid(3, 2, 110, hours=6), tmp_path, backend=backend, jobs=2)
     assert digests(tmp_path) == alone
 

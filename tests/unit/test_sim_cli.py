@@ -115,6 +115,7 @@ def test_every_plot_of_a_training_study(ran: Path, tmp_path: Path) -> None:
     assert same, "a plot has nothing of the moment it was drawn at"
     assert "it takes a sweep over two keys" in refused("plot", ran, "--kind", "heat")
     assert "there is no such plot; there are interval, heat" in refused("plot", ran, "--kind", "pie")
+    assert "it is of a measured.json" in refused("plot", ran, "--kind", "measured")
 
 
 OTHERS = {
@@ -248,6 +249,13 @@ def test_what_cannot_be_written_is_said_before_anything_is_run(
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left of having looked"
 
 
+def test_a_number_of_processes_that_no_machine_has_is_refused(small: Path, tmp_path: Path) -> None:
+    done = torpor("sweep", small, "--out", tmp_path / "r", "--jobs", "99999999999")
+    assert done.exit_code == 2
+    assert "is not in the range 1<=x<=4096" in done.output
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_sweep_that_cannot_be_kept_is_refused_before_it_runs(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +300,9 @@ def test_the_loop_from_timings_to_a_study(tmp_path: Path) -> None:
     assert re.search(r"^stall +9 +24 ", said, re.M)
     assert "warning" not in said
     assert good("plot", measured).strip() == str(tmp_path / "measured.png")
+    assert good("plot", measured, "--kind", "measured").strip() == str(tmp_path / "measured.png")
+    assert "has one plot, measured" in refused("plot", measured, "--kind", "heat")
+    assert "has one plot, measured" in refused("plot", measured, tmp_path)
     (tmp_path / "s.yaml").write_text(STUDY.replace("stall: 30s", "file: measured.json"))
     config = study.load(tmp_path / "s.yaml").cells[0].config
     stall = config.storage[0].stall

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import random
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -210,6 +215,26 @@ def test_a_folder_without_results_says_so(
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(SimError, match="could not read results"):
         results.load(tmp_path)
+
+
+def test_no_more_workers_are_started_than_there_are_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fake(monkeypatch)
+    started: list[int] = []
+
+    def parallel(n_jobs: int, return_as: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        started.append(n_jobs)
+        return lambda calls: (call() for call in calls)
+
+    joblib = SimpleNamespace(
+        parallel_config=lambda backend, n_jobs, **_: contextlib.nullcontext(started.append(n_jobs)),
+        Parallel=parallel,
+        delayed=lambda function: lambda *args: functools.partial(function, *args),
+    )
+    monkeypatch.setattr(sweep, "_library", lambda name, extra: joblib)
+    sweep.run(study(dict.fromkeys("abc", 0.0), Replications(8, 2 * sweep.BLOCK, 0.01)), tmp_path, jobs=4096)
+    assert started == [6, 3], "two tasks of each cell at most, and one that each of them begins with"
 
 
 def test_a_study_whose_runs_lack_what_it_is_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:

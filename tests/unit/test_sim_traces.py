@@ -64,7 +64,9 @@ def test_faults_are_paired_and_a_node_with_two_counts_once(tmp_path: Path) -> No
     [
         ({}, "not a list"),
         ([], "no faults"),
-        ([{"node_id": "a"}], "event 0 lacks"),
+        ([{"node_id": "a"}], "event 0: it lacks 'event_time'"),
+        ([event("a", 10**400, "start")], "event 0: a number in it is too large"),
+        ([event("a", 1e308, "start")], "event 0 is at 1e[+]308 days"),
         ([event("a", 1, "end")], "has not begun"),
         ([event("a", 1, "start")], "1 faults have no end"),
         ([event("a", 2, "start"), event("a", 1, "end")], "sort the events"),
@@ -142,9 +144,13 @@ def test_counts_are_turned_only_where_one_can_mean_preempted(tmp_path: Path) -> 
     assert capacity.load_counts(path, "preempted").counts == [0, 1, 0]
     many = written(tmp_path, {"metadata": {"gap_seconds": 300}, "data": [16, 0]}, "many.json")
     assert capacity.load_counts(many) == capacity.Counts(300, [16, 0])
+    with pytest.raises(SimError, match=r"holds 1000.*; it must hold whole numbers, 0 to 1000000000"):
+        capacity.load_counts(
+            written(tmp_path, {"metadata": {"gap_seconds": 300}, "data": [10**400]}, "huge.json")
+        )
     with pytest.raises(SimError, match="holds 16"):
         capacity.load_counts(many, "preempted")
-    for tick in (0, -5, None, "300", math.inf, math.nan):
+    for tick in (0, -5, None, "300", math.inf, math.nan, 10**400):
         with pytest.raises(SimError, match="gap_seconds"):
             capacity.load_counts(written(tmp_path, {"metadata": {"gap_seconds": tick}, "data": [1]}))
 
@@ -177,8 +183,9 @@ def test_zones_with_prices_are_turned(tmp_path: Path) -> None:
         (priced_zone(data=[0, 2]), "must be 0 and 1"),
         (priced_zone(data=[]), "must be 0 and 1"),
         (priced_zone(prices=[math.nan] * 3), "must be numbers above 0"),
-        (priced_zone(metadata={"gap_seconds": 600}), "zone zone-a lacks 'price_info'"),
-        ([], "zone zone-a lacks"),
+        (priced_zone(metadata={"gap_seconds": 600}), "zone zone-a: it lacks 'price_info'"),
+        ([], "zone zone-a: list indices must be"),
+        (priced_zone(prices=[10**400] * 3), "zone zone-a: a number in it is too large"),
     ],
 )
 def test_bad_zones_with_prices_are_refused(tmp_path: Path, zone: Any, why: str) -> None:
@@ -208,6 +215,8 @@ def test_nodes_join_and_leave(tmp_path: Path) -> None:
     [
         ("0,add", "row 1 is not"),
         ("zero,add,a", "row 1 is not"),
+        (",,", "it is empty"),
+        (f"0,add,{'a' * 200_000}", "it is not CSV: field larger"),
         ("nan,add,a", "row 1 is not"),
         ("0,add,a\n5,drop,a", "row 2 says 'drop'"),
         ("0,remove,a", "remove a, which is not there"),
@@ -236,6 +245,7 @@ def test_requests_are_seconds_after_the_first(tmp_path: Path) -> None:
         ("a,b,c\n", "first row is not"),
         (HEADER + "now,1,2\n", "row 2 is not a time"),
         (HEADER + "2023-11-16 23:59:57,-1,2\n", "row 2 is not a time"),
+        (HEADER + f"2023-11-16 23:59:57,{10**400},2\n", "row 2 is not a time"),
         (HEADER + "2023-11-16 00:00:01,1,2\n2023-11-16 00:00:00,1,2\n", "row 3 is earlier"),
         (HEADER + "2023-11-16 00:00:01,1,2\n", "fewer than three"),
     ],
@@ -243,6 +253,12 @@ def test_requests_are_seconds_after_the_first(tmp_path: Path) -> None:
 def test_bad_requests_are_refused(tmp_path: Path, rows: str, why: str) -> None:
     with pytest.raises(SimError, match=why):
         requests.load(written(tmp_path, rows, "requests.csv"))
+
+
+def test_inspect_says_of_a_path_without_a_file_what_it_is(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(SimError, match=f"{why}.*; check the path"):
+            inspect(path)
 
 
 def test_inspect_finds_the_kind_by_content(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_without_the_extra_the_command_says_which(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.util, "find_spec", without_numpy)
     done = torpor("validate")
     assert done.exit_code == 1
-    assert "pip install 'torpor[sim]'" in done.output
+    assert "pip install '.[sim]'" in done.output
 
 
 def test_a_trace_is_inspected(tmp_path: Path) -> None:
