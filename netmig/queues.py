@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import Literal
 
+from netmig import rtnl
 from netmig.identity import Queue
 from netmig.ns import Netns
 
@@ -33,7 +34,10 @@ _HEADER = struct.Struct("=IHHII")
 
 
 def capture(netns: Netns, index: int) -> tuple[Queue, ...]:
-    """The disciplines and classes of an interface, parents first; without those that a device starts with."""
+    """The disciplines and classes of an interface, parents first; without those that a device starts with.
+
+    Raises NetworkError.
+    """
     found = [
         queue
         for what in ("qdisc", "class")
@@ -44,9 +48,9 @@ def capture(netns: Netns, index: int) -> tuple[Queue, ...]:
 
 
 def has_filters(netns: Netns, index: int, queues: tuple[Queue, ...]) -> bool:
-    """Is there a filter on one of them?"""
+    """Is there a filter on one of them? Raises NetworkError."""
     parents = [queue.handle for queue in queues if queue.what == "qdisc"]
-    return any(True for parent in parents for _ in _dump(netns, index, "filter", parent))
+    return any(_dump(netns, index, "filter", parent) for parent in parents)
 
 
 def replay(netns: Netns, index: int, queues: tuple[Queue, ...]) -> None:
@@ -117,21 +121,28 @@ def _listed(netns: Netns, index: int, what: Literal["qdisc", "class"]) -> Iterat
         )
 
 
-def _dump(netns: Netns, index: int, what: str, parent: int) -> Iterator[bytes]:
+def _dump(netns: Netns, index: int, what: str, parent: int) -> list[bytes]:
     with _route_socket(netns) as connection:
-        request = _TCMSG.pack(0, 0, 0, index, 0, parent, 0)
-        connection.send(_HEADER.pack(_HEADER.size + len(request), _GET[what], _REQUEST_DUMP, 1, 0) + request)
-        while True:
-            answer = connection.recv(1 << 18)
-            offset = 0
-            while offset + _HEADER.size <= len(answer):
-                length, kind, _, _, _ = _HEADER.unpack_from(answer, offset)
-                if kind in {_ERROR, _DONE}:
-                    return
-                body = answer[offset + _HEADER.size : offset + length]
-                if kind == _NEW[what] and struct.unpack_from("=i", body, 4)[0] == index:
-                    yield body
-                offset += _padded(length)
+        return rtnl.whole(lambda: _dumped(connection, index, what, parent))
+
+
+def _dumped(connection: socket.socket, index: int, what: str, parent: int) -> tuple[list[bytes], set[int]]:
+    request = _TCMSG.pack(0, 0, 0, index, 0, parent, 0)
+    connection.send(_HEADER.pack(_HEADER.size + len(request), _GET[what], _REQUEST_DUMP, 1, 0) + request)
+    bodies: list[bytes] = []
+    seen: set[int] = set()
+    while True:
+        answer = connection.recv(1 << 18)
+        offset = 0
+        while offset + _HEADER.size <= len(answer):
+            length, kind, flags, _, _ = _HEADER.unpack_from(answer, offset)
+            seen.add(flags)
+            if kind in {_ERROR, _DONE}:
+                return bodies, seen
+            body = answer[offset + _HEADER.size : offset + length]
+            if kind == _NEW[what] and struct.unpack_from("=i", body, 4)[0] == index:
+                bodies.append(body)
+            offset += _padded(length)
 
 
 def _ask(connection: socket.socket, kind: int, flags: int, body: bytes, what: str) -> None:

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import base64
 import errno
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
+from netmig.errors import NetworkError
+
+T = TypeVar("T")
 Kind = Literal["address", "route", "rule", "neighbour"]
 
 _REQUEST, _ACK, _REPLACE, _EXCL, _CREATE, _APPEND, _DUMP = 0x1, 0x4, 0x100, 0x200, 0x400, 0x800, 0x300
@@ -24,6 +28,8 @@ _NEW: dict[Kind, int] = {
     "neighbour": 28,
 }  # RTM_NEW...; RTM_DEL... is next
 _GET_NEIGHBOUR = 30
+_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR
+_TRIES = 10
 _NTF_PROXY = 8
 _OF_LINKS = frozenset(
     {
@@ -66,8 +72,9 @@ def open_route_socket() -> Any:
 
 
 def links(ipr: Any, index: int = 0) -> list[Message]:
-    """All interfaces, or one by its number."""
-    return [_read(one, _OF_LINKS) for one in (ipr.get_links(index) if index else ipr.get_links())]
+    """All interfaces, or one by its number. Raises NetworkError."""
+    listed = _dumped(lambda: ipr.get_links(index) if index else ipr.get_links())
+    return [_read(one, _OF_LINKS) for one in listed]
 
 
 def link_named(ipr: Any, name: str) -> Message | None:
@@ -83,14 +90,14 @@ def link_named(ipr: Any, name: str) -> Message | None:
 
 
 def addresses(ipr: Any) -> list[Message]:
-    """The addresses of all interfaces, in the kernel's order."""
-    return [_read(one) for one in ipr.get_addr()]
+    """The addresses of all interfaces, in the kernel's order. Raises NetworkError."""
+    return [_read(one) for one in _dumped(ipr.get_addr)]
 
 
 def routes(ipr: Any, family: int, table: int = 0) -> list[Message]:
-    """The routes of a family in all tables, or those of one."""
+    """The routes of a family in all tables, or those of one. Raises NetworkError."""
     where = {"table": table} if table else {}
-    return _of_family(family, ipr.route("dump", family=family, **where))
+    return _of_family(family, _dumped(lambda: ipr.route("dump", family=family, **where)))
 
 
 def has_route(ipr: Any, destination: str) -> bool:
@@ -104,18 +111,24 @@ def has_route(ipr: Any, destination: str) -> bool:
 
 
 def rules(ipr: Any, family: int) -> list[Message]:
-    """The routing rules of a family."""
-    return _of_family(family, ipr.get_rules(family=family))
+    """The routing rules of a family. Raises NetworkError."""
+    return _of_family(family, _dumped(lambda: ipr.get_rules(family=family)))
 
 
 def neighbours(ipr: Any, family: int) -> list[Message]:
-    """The neighbours of a family, and then its proxies, which the kernel lists only when asked for."""
+    """The neighbours of a family, and then its proxies, which the kernel lists only when asked for.
+
+    Raises NetworkError.
+    """
     from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
-    request = ndmsg()
-    request["family"], request["flags"] = family, _NTF_PROXY
-    proxies = ipr.nlm_request(request, msg_type=_GET_NEIGHBOUR, msg_flags=_REQUEST | _DUMP)
-    return _of_family(family, [*ipr.get_neighbours(family=family), *proxies])
+    def proxies() -> Any:
+        request = ndmsg()
+        request["family"], request["flags"] = family, _NTF_PROXY
+        return ipr.nlm_request(request, msg_type=_GET_NEIGHBOUR, msg_flags=_REQUEST | _DUMP)
+
+    plain = _dumped(lambda: ipr.get_neighbours(family=family))
+    return _of_family(family, [*plain, *_dumped(proxies)])
 
 
 def change(
@@ -174,6 +187,29 @@ def namespace_number(ipr: Any, fd: int) -> int | None:
     """The number by which this namespace knows the one behind a descriptor, as in IFLA_LINK_NETNSID."""
     number = int(ipr.get_netnsid(fd=fd)["nsid"])
     return None if number in {-1, 0xFFFFFFFF} else number
+
+
+def whole(dump: Callable[[], tuple[list[T], set[int]]]) -> list[T]:
+    """What a dump lists. What changes between its parts can hide something: then it is done again.
+
+    dump: what it lists, and the flags of all its messages. Raises NetworkError.
+    """
+    for _ in range(_TRIES):
+        listed, flags = dump()
+        if not any(one & _INTERRUPTED for one in flags):
+            return listed
+    raise NetworkError(
+        f"could not list the network of this node: it changed while it was read, {_TRIES} times; try again "
+        "when fewer pods come and go"
+    )
+
+
+def _dumped(ask: Callable[[], Iterable[Any]]) -> list[Any]:
+    def dump() -> tuple[list[Any], set[int]]:
+        listed = list(ask())
+        return listed, {one["header"]["flags"] for one in listed}
+
+    return whole(dump)
 
 
 def _of_family(family: int, listed: Any) -> list[Message]:
