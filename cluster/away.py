@@ -23,6 +23,7 @@ from cluster import wiring
 from cluster.here import Here
 from cluster.records import Record, all_of
 from netmig import identity as identities
+from netmig import oneway
 from netmig.apply import answer_for_all, detour
 from netmig.claim import announce_on
 from netmig.errors import NetworkError
@@ -61,6 +62,7 @@ class Absence:
         self.plan = record.plan(Absent)
         self.identity = identities.decode(self.plan.identity)
         self.keeper = f"{RESERVED_PREFIX}{record.migration}"  # whose its leases are meanwhile
+        self.table = f"torpor-away-{record.migration}"  # of the firewall, which this record stands for
 
     @classmethod
     def begin(cls, here: Here, absent: Absent) -> Absence:
@@ -112,6 +114,9 @@ class Absence:
                     detour(host, addresses, via, bridge=near, journal=journal)
                 if near is not None:
                     announce_on(host, near, [one.ip for one in addresses])
+            if neighbours:
+                bridges = {bridge for bridge, *_ in _groups(self.identity)}
+                oneway.untrack(host, self.table, global_addresses(self.identity), bridges)
 
     def come_home(self) -> None:
         """Send nothing on any more. Raises NetworkError, OSError."""
@@ -121,6 +126,8 @@ class Absence:
 
     def _stop(self) -> None:
         self.record.write(_HOME, "yes")
+        with wiring.node() as host:
+            oneway.track(host, self.table)
         _undo(self.record.path / _JOURNAL)
 
     def end(self) -> None:
@@ -145,6 +152,8 @@ class Absence:
             others = [one for one in all_of(self.here.config.away) if one.migration != self.record.migration]
             if not any(map(Record.exists, others)):
                 _undo(path)
+            with wiring.node() as host:
+                oneway.tidy(host, self.table)
             self.record.remove()
 
 

@@ -15,7 +15,7 @@ import pytest
 from cluster import agent, config
 from cluster.away import Absence, Absent
 from cluster.here import Here
-from netmig import rtnl
+from netmig import nft, rtnl
 from netmig.apply import MAIN, PROTOCOL, apply, attach, check, plug_routed
 from netmig.capture import capture
 from netmig.identity import Identity, diff, encode, global_addresses
@@ -51,6 +51,7 @@ def routed_node(made: Nodes, client: Netns) -> Netns:
     # A pod's host end, made after this, asks for nobody until its own address is proved: half a minute.
     for name, value in (("all/accept_dad", "1"), ("default/dad_transmits", "30")):
         node.set_sysctl(f"net/ipv6/conf/{name}", value)
+    node.set_sysctl("net/ipv4/conf/default/forwarding", "0")  # nor does it forward, as the node's others do
     return node
 
 
@@ -158,11 +159,64 @@ def test_what_is_away_and_its_old_neighbours_reach_each_other(made: Nodes, tmp_p
     connects(away[0][0], away[1][0], next(one.ip for one in global_addresses(away[1][1]) if one.version == 6))
 
 
+def on_the_lan(lan: Netns, host: Netns, last: int) -> None:
+    """Connect a host with others; the pods' network is behind the first of them, their home."""
+    add_veth(host, lan, "uplink", f"to{last}", mac=f"02:00:00:00:05:0{last}", bridge="lan0", mtu=1500)
+    with host.ipr() as ipr:
+        index = ipr.link_lookup(ifname="uplink")[0]
+        ipr.addr("add", index=index, address=f"192.168.5.{last}", prefixlen=24)
+        ipr.addr("add", index=index, address=f"fd05::{last}", prefixlen=64, flags=2)  # no probe
+        if last != 1:
+            for one in ipr.link_lookup(kind="bridge"):
+                ipr.flush_addr(index=one)
+            ipr.route("add", dst="10.88.0.0/16", gateway="192.168.5.1")
+            ipr.route("add", family=socket.AF_INET6, dst="fd00:88::/64", gateway="fd05::1")
+
+
+def test_a_home_that_drops_what_it_takes_for_invalid_sends_on(made: Nodes, tmp_path: Path) -> None:
+    """A client's way to the pod is by its home, and the pod's to the client is not."""
+    lan, network = made.empty("lan"), bridge_network(tmp_path / "a", first=10)
+    with lan.ipr() as ipr:
+        ipr.link("add", ifname="lan0", kind="bridge")
+        ipr.link("set", index=ipr.link_lookup(ifname="lan0")[0], state="up")
+    home, node, client = (made.node(name) for name in "abc")
+    for last, host in enumerate((home, node, client), 1):
+        on_the_lan(lan, host, last)
+    near = made.empty("near")
+    cni(home, "ADD", "near", near, network)
+    beside = global_addresses(capture(near, home))
+    pod, identity = moved(made, home, node, "0" * 16, network)
+    rule = "type filter hook forward priority 0; ct state invalid drop;"
+    nft.run(home, f"table inet drops {{\nchain forward {{ {rule} }}\n}}")
+    before = capture(home, None)
+    here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
+    absent = Absent(
+        migration="0" * 16, owner="0", identity=encode(identity), peer="b", via=("192.168.5.2", "fd05::2")
+    )
+    with home.inside():
+        absence = Absence.begin(here, absent)
+        absence.send_on()
+        absence.send_on()  # as by an agent that starts anew
+    for one in global_addresses(identity):
+        connects(client, pod, one.ip)
+        connects(near, pod, one.ip)  # both ways by its home
+    for one in beside:
+        connects(pod, near, one.ip)
+    connects(pod, client, "192.168.5.3")
+    with home.inside():
+        absence.come_home()
+        listed = nft.run(home, f"list table inet {absence.table}")
+        assert next(one["rule"]["expr"] for one in listed if "rule" in one) == [{"accept": None}]
+        absence.end()
+    assert diff(before, capture(home, None)) == []
+
+
 def test_the_first_of_two_to_come_home_takes_nothing_from_the_other(made: Nodes, tmp_path: Path) -> None:
     home, network = made.node("a"), bridge_network(tmp_path / "a", first=10)
     node, near = routed_node(made, home), made.empty("near")
     cni(home, "ADD", "near", near, network)
     (_, back), (pod, stays) = (moved(made, home, node, name, network) for name in ("back", "stays"))
+    home.set_sysctl(f"net/ipv4/conf/{BRIDGE}/forwarding", "0")
     before = capture(home, None)
     here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
 

@@ -16,7 +16,7 @@ from tests.migrate.pair import Pair, Pairs, whole
 from tests.migrate.scenes import Fault
 from tests.netlab.nodes import Node
 from tests.netlab.traffic import both_ways
-from tests.support.containers import until
+from tests.support.containers import tool, until
 
 pytestmark = pytest.mark.engine
 
@@ -43,6 +43,12 @@ def ways(node: Node) -> list[str]:
     return sorted(found)
 
 
+def untracked(node: Node) -> list[str]:
+    """The firewall tables on a node for what is away from it."""
+    listed = node(tool("nft"), "list", "tables").stdout.splitlines()
+    return [line for line in listed if "torpor-away-" in line]
+
+
 def left_at(place: Pair, where: str) -> list[str]:
     """What there is that must not be when the container is at home ("node1"), away, or gone ("")."""
     one, two = place.agents
@@ -67,6 +73,8 @@ def left_at(place: Pair, where: str) -> list[str]:
     n_ways = [2, 2] if where == "node2" else [0, 0]
     if [len(ways(agent.node)) for agent in place.agents] != n_ways:
         left.append(f"the ways are {[ways(agent.node) for agent in place.agents]}")
+    if [len(untracked(agent.node)) for agent in place.agents] != [int(where == "node2"), 0]:
+        left.append(f"the tables are {[untracked(agent.node) for agent in place.agents]}")
     return left
 
 
@@ -103,6 +111,7 @@ POINTS = [
     ("source", "before cluster.away:Absence.begin"),
     ("source", "after cluster.away:Absence.begin"),
     ("source", "after cluster.away:detour"),
+    ("source", "after cluster.away:oneway.untrack"),
     ("target", "after cluster.wiring:apply"),
     ("target", "before cluster.wiring:plug_routed"),
     ("target", "after cluster.wiring:plug_routed"),
