@@ -7,6 +7,7 @@ asked.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -39,6 +40,7 @@ from shim.streams import Streams
 BASE_TAR = "base.tar"
 TRANSLATIONS = "translations.json"
 NETNS = Path("/run/netns")
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Arriving:
@@ -312,6 +314,7 @@ class Arriving:
         if self.standing == "running":
             self._end_absence(over=True)
             wiring.tidy(self.netns_path)
+            _sync(self.record.path)  # the source removes its own files when it has heard that this is settled
             self._remove_image()
             boot = self.record.read(BOOT) or this_boot()
             self.record.write(BOOT, boot, durable=True)
@@ -372,6 +375,16 @@ class Arriving:
         store = self.here.node.store
         if store.has(self.reference):
             store.remove(self.reference)
+
+
+def _sync(path: Path) -> None:
+    """Put the file system of a directory on its disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(descriptor):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    finally:
+        os.close(descriptor)
 
 
 def is_here(plan: Arrival) -> bool:

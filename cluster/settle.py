@@ -220,27 +220,22 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
                 state.remove(directory)
         record.write(OVER, "deleted", durable=True)
     if record.read(OVER) == "deleted":
-        _clear(here, plan)
+        if _came(here, plan) is None:
+            identity = identities.decode(plan.identity)
+            wiring.remove(identity, Path(plan.netns))
+            away.give_back(here, identity, plan.owner)
         record.write(OVER, "cleared", durable=True)
     return _forgotten(here, record, plan)
-
-
-def _clear(here: Here, plan: Departure) -> None:
-    """Remove what a container that has left had here beside the runtime's own."""
-    came = _came(here, plan)
-    if came is not None:
-        with came.locked(wait=True) as ours:  # the agent clears up after a container that is gone, too
-            if ours and came.exists():
-                arriving_of(here, came).leave()
-    else:
-        identity = identities.decode(plan.identity)
-        wiring.remove(identity, Path(plan.netns))
-        away.give_back(here, identity, plan.owner)
 
 
 def _forgotten(here: Here, record: Record, plan: Departure) -> bool:
     if tell(here, plan.peer, Forget(migration=plan.migration)) is None:
         return False
+    # Not before: until then the files with which it had come here may be the only ones on a disk.
+    if (came := _came(here, plan)) is not None:
+        with came.locked(wait=True) as ours:  # the agent clears up after a container that is gone, too
+            if ours and came.exists():
+                arriving_of(here, came).leave()
     here.audit(
         "migrate", container=plan.container_id, migration=plan.migration, verdict=f"runs on {plan.peer}"
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from cluster import config, settle
+from cluster import arrival, config, settle
 from cluster.arrival import Arriving
 from cluster.cli import migrate as migrate_cli
 from cluster.here import Here
@@ -95,3 +97,27 @@ def test_one_that_was_started_anew_is_its_owners_to_delete(
     (tmp_path / "runc" / "web").rmdir()
     assert settle.settle_all(here) == []
     assert not arrived.path.exists()
+
+
+def test_one_is_settled_when_its_files_are_on_disk(
+    here: Here, arrived: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[Path, str]] = []
+
+    def sync(path: Path) -> None:
+        synced.append((path, arrived.read(STANDING)))
+        if len(synced) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    real = arrival._sync  # pyright: ignore[reportPrivateUsage]
+    real(arrived.path)
+    with pytest.raises(FileNotFoundError):
+        real(arrived.path / "none")
+    monkeypatch.setattr(arrival, "_sync", sync)
+    monkeypatch.setattr(Arriving, "_remove_image", lambda _: None)
+    arrived.write(STANDING, "running")
+    with pytest.raises(OSError, match="error"):
+        Arriving(here, arrived).settle()
+    Arriving(here, arrived).settle()
+    assert synced == [(arrived.path, "running")] * 2
+    assert arrived.read(STANDING) == "settled"

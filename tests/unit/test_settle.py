@@ -365,3 +365,20 @@ def test_whoever_takes_the_names_of_one_that_is_gone_keeps_them(
     other.answers["Forget"] = "running"
     assert settle.departure(here, record)
     assert not record.exists()
+
+
+def test_the_files_of_one_that_goes_on_stay_until_the_next_node_has_them_on_disk(
+    here: Here, tmp_path: Path, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
+    monkeypatch.setattr(Here, "delete", lambda *_: None)
+    came = coming(here, tmp_path, "settled")
+    monkeypatch.setattr(Arriving, "leave", lambda arriving: arriving.record.remove())
+    record = leaving(here, tmp_path, "commit")
+    plan = msgspec.structs.replace(record.plan(Departure), bundle=str(came.path / "bundle"))
+    record.make(plan)
+    for answer, left in ((None, True), (None, True), ("running", False)):
+        other.answers = {"Commit": "running", "Forget": answer}
+        assert settle.departure(here, record) is not left
+        assert came.exists() is left
+    assert not record.exists()
