@@ -8,7 +8,6 @@ image that is to stop its source is complete and on disk before the source may d
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -22,11 +21,9 @@ from engines import registry
 from engines.api import (
     CheckpointEngine,
     CheckpointRequest,
-    DumpFailed,
     DumpStats,
     EngineError,
     EngineSettings,
-    EngineUnavailable,
     ImageExists,
     Needs,
     NotSupported,
@@ -34,19 +31,17 @@ from engines.api import (
     Phase,
     PhaseInfo,
 )
-from netmig.errors import NetworkError
-from shim import annotations, bundle, identity, log, prospects, signals, state, timing
-from shim.config import Config, engine_settings
-from shim.errors import Busy, NoContainer, ShimError, Unsettled
+from shim import annotations, bundle, identity, log, prospects, settling, signals, state, timing
+from shim.config import Config
+from shim.errors import ShimError
 from shim.images import layout, rootfs
-from shim.images.documents import decode, encode, encode_needs
+from shim.images.documents import encode_needs
 from shim.images.layout import Reference
 from shim.images.manifest import Manifest, Program, Rootfs, Use, build_manifest, source_of
 from shim.images.seal import write_file
 from shim.images.spec import parse
 from shim.images.store import Image, Store
 from shim.timing import Stopwatch, Timings
-from shim.toolchain.find import find_tools
 from shim.version import VERSION
 
 WORK = "work"  # below a container's state directory: the engine's logs and statistics
@@ -99,17 +94,9 @@ def begin(source: Source, engine: str) -> None:
 
     The caller holds the container. Raises EngineError, ShimError.
     """
-    _undo(source.container_id, source.directory, source.settings, engine)
+    settling.undo_killed(source.container_id, source.directory, source.settings, engine)
     shutil.rmtree(source.directory / WORK, ignore_errors=True)  # not before: the undo reads the logs in it
     state.note_engine(source.directory, engine)
-
-
-def _undo(container_id: str, directory: Path, settings: EngineSettings, engine: str) -> None:
-    """Undo what a killed call left of a container. engine: whose call it was, if that is noted nowhere."""
-    if any(directory.glob(state.JOURNALS)):
-        found = state.load(directory)
-        engine = state.engine_at_work(directory) or (found.engine if found else engine)
-    registry.create(engine, settings).undo(container_id)
 
 
 def choose_engine(source: Source, config: Config, spec: bundle.Spec, named: str | None) -> CheckpointEngine:
@@ -188,7 +175,7 @@ def into_store(
     image of the same name gives way. Raises EngineError, ShimError; then the container runs on and the store
     is as it was.
     """
-    settle(config, store)
+    settling.settle(config, store)
     store.recover()
     if not replace and store.has(reference):  # said again at the end, but then the dump was in vain
         raise ImageExists(
@@ -200,7 +187,7 @@ def into_store(
 
     def commit(manifest: Manifest) -> None:
         # Pending until the engine is at its end: the source may yet die, or have to run on.
-        pending = _pending(source)
+        pending = settling.pending(source.container_id, source.root, source.directory)
         committed.append(store.commit(staged, reference, manifest=manifest, replace=replace, pending=pending))
 
     def tell(verdict: str, **more: str) -> None:
@@ -230,11 +217,11 @@ def into_store(
         except BaseException as error:
             for image in committed:
                 with contextlib.suppress(EngineError, ShimError):  # not to be told now: left to `settle`
-                    _decide(store, image, staged, source.settings, source.container_id)
+                    settling.decide(store, image, staged, source.settings, source.container_id)
             tell(f"failed: {error}")
             raise
         (image,) = committed
-        failed = _conclude(store, image, source.settings.search_path)
+        failed = settling.conclude(store, image, source.settings.search_path)
         if failed and timings.dump:
             dump = replace_fields(timings.dump, warnings=(*timings.dump.warnings, *failed))
             timings = replace_fields(timings, dump=dump)
@@ -251,100 +238,6 @@ def into_store(
         **({"warnings": warnings} if warnings else {}),
     )
     return image, timings
-
-
-def _decide(store: Store, image: Image, trash: Path, settings: EngineSettings, container_id: str) -> str:
-    """Take a pending image back if its source lives, else let it be used. trash: see `Store.withdraw`.
-
-    Returns the verdict in words. Raises ImageError, ShimError; then it is pending still.
-    """
-    if _lives(settings, container_id):
-        store.withdraw(image, trash)
-        return "withdrawn: its source lives"
-    failed = _conclude(store, image, settings.search_path)
-    return "; ".join(("kept: its source is gone", *failed))
-
-
-def _conclude(store: Store, image: Image, search_path: str) -> tuple[str, ...]:
-    """Bring a checkpoint to its end: the image may be used. Returns what failed beside it, in sentences.
-
-    A container that sleeps with its connections is to find its address free and its peers waiting. CRIU's own
-    lock keeps the peers waiting only for as long as the pod is there.
-    """
-    failed: tuple[str, ...] = ()
-    if image.manifest.keep_tcp and not image.manifest.leave_running:
-        from shim import leases, peers
-
-        try:
-            failed = peers.guard_sleeping(image.needs, search_path)
-            leases.sleep(store, image)
-        except (EngineError, NetworkError, ShimError, OSError) as error:
-            failed += (f"its addresses may be given to another pod: {error}",)
-    store.settled(image)  # last: whoever is killed before has it repeated by `settle`
-    return failed
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pending:
-    """Whose checkpoint an image comes from, and which process takes it."""
-
-    container_id: str
-    root: str
-    directory: str
-    pid: int
-    pid_start: str
-    schema: int = 1
-
-
-def _pending(source: Source) -> bytes:
-    return encode(
-        _Pending(
-            container_id=source.container_id,
-            root=source.root,
-            directory=str(source.directory),
-            pid=os.getpid(),
-            pid_start=state.start_time(os.getpid()),
-        )
-    )
-
-
-def settle(config: Config, store: Store) -> None:
-    """Decide about images whose checkpoint was killed after they got their name.
-
-    If the source is gone the image is all there is, and stays; if it lives, the image goes. Those that are
-    being taken now are left alone, and so are those whose source is held by another call, cannot be undone
-    yet, or whose runtime does not tell: they wait, and cannot be used. Raises EngineError, ShimError.
-    """
-    for image in store.unsettled():
-        data = (image.path / layout.PENDING).read_bytes()
-        pending = decode(data, _Pending, schema=1, what=f"the state of image '{image.reference}'")
-        if state.start_time(pending.pid) == pending.pid_start:
-            continue
-        theirs = config.of_engine(image.manifest.engine.name)
-        directory = Path(pending.directory)
-        settings = engine_settings(theirs, find_tools(config.tools_path), pending.root, directory)
-        try:
-            # Else the undo would end the call that is at work there now.
-            with state.locked(directory, wait_s=0, create=True):
-                _undo(pending.container_id, directory, settings, image.manifest.engine.name)
-                with store.staging() as trash:
-                    verdict = _decide(store, image, trash, settings, pending.container_id)
-        except (Busy, Unsettled):
-            continue
-        except (DumpFailed, EngineUnavailable) as error:  # of the undo: the checkpoints of others go on
-            verdict = f"left: {error}"
-        log.audit(config.store_path, "settle", image=str(image.reference), verdict=verdict)
-
-
-def _lives(settings: EngineSettings, container_id: str) -> bool:
-    """Whether the source of an image is there to run on. Raises Unsettled if its runtime does not tell."""
-    try:
-        found = bundle.runtime_state(settings.runtime_path, str(settings.root_path), container_id)
-    except NoContainer:
-        return False
-    except ShimError as error:
-        raise Unsettled(str(error)) from error
-    return found.status != "stopped"
 
 
 def _leave_logs(directory: Path, wanted: Wanted, *, failed: bool) -> None:
@@ -439,7 +332,9 @@ class _Job:
             # store's staging goes by itself.
             ours = self._reached and self.wanted.extras_path.parent == self.wanted.image_path
             with contextlib.suppress(ShimError):  # not to be told: the image may be all there is
-                if ours and (not self._told or _lives(self.source.settings, self.source.container_id)):
+                if ours and (
+                    not self._told or settling.lives(self.source.settings, self.source.container_id)
+                ):
                     _empty(self.wanted.image_path)
             raise
         return stats

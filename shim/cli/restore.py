@@ -15,13 +15,13 @@ from engines import registry
 from engines.api import EngineError
 from shim import admission, bundle, log, rehearsal, restore, state
 from shim.annotations import Network, Wish
-from shim.checkpoint import settle
 from shim.cli.asking import Rehearsing
 from shim.cli.node import Node, this_node
 from shim.config import engine_settings
 from shim.errors import ShimError, UsageError
 from shim.images.layout import parse_reference
 from shim.images.store import Image
+from shim.settling import settle
 from shim.start import start
 from shim.streams import Streams
 

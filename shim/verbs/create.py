@@ -229,7 +229,7 @@ def _find_image(context: Context, wish: Wish) -> Image:
     try:
         return context.store.resolve(reference)
     except Unsettled:
-        from shim.checkpoint import settle  # seldom
+        from shim.settling import settle  # seldom
 
         settle(context.config, context.store)
         return context.store.resolve(reference)

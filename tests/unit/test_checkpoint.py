@@ -28,7 +28,7 @@ from engines.api import (
     RestoreRequest,
 )
 from engines.guard import remove_partial
-from shim import argv, bundle, checkpoint, leases, signals, state
+from shim import argv, bundle, checkpoint, leases, settling, signals, state
 from shim.checkpoint import Source, Wanted, into_store, take
 from shim.config import Config, load
 from shim.errors import AdmissionRefused, Unsettled
@@ -115,12 +115,15 @@ class Place:
         self.runtime.write_text(f"#!/bin/sh\n{says}\n")
         self.runtime.chmod(0o755)
 
+    def pending(self) -> bytes:
+        return settling.pending(self.source.container_id, self.source.root, self.source.directory)
+
     def settle(self, monkeypatch: pytest.MonkeyPatch, engine: Engine | None = None) -> None:
         """What the next call does, when this process is as good as dead."""
         with monkeypatch.context() as patch:
             patch.setattr(registry, "create", lambda *_: engine or Engine())
             patch.setattr(state, "start_time", lambda _: "")
-            checkpoint.settle(self.config, self.store)
+            settling.settle(self.config, self.store)
 
     def take(self, engine: Engine, **more: Any) -> str:
         self.monkeypatch.setattr(registry, "choose", lambda *_: engine)
@@ -329,7 +332,7 @@ def test_one_that_was_killed_is_settled_by_its_source(
     engine = Engine()
     monkeypatch.setattr(registry, "create", lambda *_: engine)
     place.lives(alive)
-    checkpoint.settle(place.config, place.store)
+    settling.settle(place.config, place.store)
     assert engine.undone == ["c"]
     assert bool(place.store.list()) is not alive
     if not alive:
@@ -340,7 +343,7 @@ def pend(place: Place) -> Path:
     """An image whose checkpoint was killed; its note."""
     place.take(Engine())
     path = place.store.resolve(WEB).path / layout.PENDING
-    path.write_bytes(checkpoint._pending(place.source))
+    path.write_bytes(place.pending())
     return path
 
 
@@ -455,8 +458,8 @@ def test_an_image_for_a_caller_is_on_disk_before_its_source_may_die(
 def test_one_that_is_being_taken_is_left_alone(place: Place) -> None:
     place.take(Engine())
     path = place.store.resolve(WEB).path
-    (path / layout.PENDING).write_bytes(checkpoint._pending(place.source))
-    checkpoint.settle(place.config, place.store)
+    (path / layout.PENDING).write_bytes(place.pending())
+    settling.settle(place.config, place.store)
     assert (path / layout.PENDING).exists()
 
 
