@@ -212,12 +212,14 @@ def detour(
 
 
 def answer_for_all(host: Netns, interface: str, journal: Journal, versions: set[int]) -> None:
-    """Let a node answer on an interface for whatever it has a route to, and without the usual delay.
+    """Let a node answer on an interface for whatever it has a route to, without the usual delay, and forward
+    what comes in there: of IPv4 a new interface does that only where the node's defaults say so, too.
 
     versions: 4, 6. Raises NetworkError.
     """
     wanted: dict[str, str] = {}
     if 4 in versions:
+        wanted[f"net/ipv4/conf/{interface}/forwarding"] = "1"
         wanted[f"net/ipv4/conf/{interface}/proxy_arp"] = "1"
         wanted[f"net/ipv4/neigh/{interface}/proxy_delay"] = "0"
         wanted[f"net/ipv4/conf/{interface}/rp_filter"] = "0"

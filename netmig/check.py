@@ -238,14 +238,15 @@ def _ipv6(identity: Identity, now: Identity, host: Netns) -> list[Problem]:
 
 def _forwarding(identity: Identity, host: Netns) -> list[Problem]:
     families = {one.version for one in global_addresses(identity)}
-    names = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
+    # Of IPv6 an interface answers for others only where it forwards itself, as a new one does by default.
+    names = {4: ["net/ipv4/ip_forward"], 6: [f"net/ipv6/conf/{one}/forwarding" for one in ("all", "default")]}
     return [
         Problem(
             code="forwarding",
             sentence=f"this node does not forward packets to the pod; set {name.replace('/', '.')}=1",
         )
-        for family, name in names.items()
-        if family in families and _is_off(host, name)
+        for family in sorted(families)
+        for name in [one for one in names[family] if _is_off(host, one)][:1]
     ]
 
 

@@ -155,8 +155,10 @@ def test_a_node_that_is_to_route(made: Nodes, identity: Identity) -> None:
     assert check(eth0, None, b, routed=True) == []
     assert [one.code for one in check(eth0, None, b, routed=True, peers=["10.1.2.3"])] == ["route"]
     b.set_sysctl("net/ipv4/ip_forward", "0")
+    b.set_sysctl("net/ipv6/conf/default/forwarding", "0")  # as the pod's host end will have it
     assert [one.sentence for one in check(eth0, None, b, routed=True)] == [
-        "this node does not forward packets to the pod; set net.ipv4.ip_forward=1"
+        f"this node does not forward packets to the pod; set net.{name}=1"
+        for name in ("ipv4.ip_forward", "ipv6.conf.default.forwarding")
     ]
 
 
