@@ -56,6 +56,7 @@ class Arriving:
         self.identity = identities.decode(self.plan.identity)
         self.netns_path = Path(self.plan.netns)
         self._plug: wiring.Plug | None = None
+        self.warnings: tuple[str, ...] = ()  # of `commit`
 
     def close(self) -> None:
         """Let go of what this process holds of it; again does no harm."""
@@ -261,8 +262,7 @@ class Arriving:
         self.record.write(STANDING, "committed")
         plan, node = self.plan, self.here.node.of_engine(self.plan.engine)
         begun = time.monotonic()
-        noted = (self.record.path / TRANSLATIONS).read_bytes()
-        wiring.translate(msgspec.json.decode(noted, type=Translations))
+        self._translate()
         plug = self._plug or self._lead_in()
         self._end_absence(over=False)
         plug.put_in()
@@ -274,6 +274,10 @@ class Arriving:
         released = time.monotonic()
         self.record.write(STANDING, "running")
         return {"plug": (plugged - begun) * 1000, "release": (released - plugged) * 1000}
+
+    def _translate(self) -> None:
+        noted = (self.record.path / TRANSLATIONS).read_bytes()
+        self.warnings = wiring.translate(msgspec.json.decode(noted, type=Translations))
 
     def _opened(self) -> wiring.Plug:
         return wiring.Plug(self.identity, self.netns_path, away=self.plan.away)

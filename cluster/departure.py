@@ -435,6 +435,7 @@ class _Leaving:
             self.channel.close()
         if answer is not None:
             self.report.phases_ms |= answer.times_ms
+            self.report.warnings += map(printable, answer.warnings)
         self.tell("cleaning up")
         deadline = time.monotonic() + _FOLLOW_S
         while not self._settled():

@@ -14,12 +14,11 @@ from pathlib import Path
 import msgspec
 
 from cluster import away, wiring
-from cluster.arrival import TRANSLATIONS, Arriving
+from cluster.arrival import Arriving
 from cluster.channel import Refused
 from cluster.here import Here
 from cluster.messages import Reserve
 from cluster.records import IMAGE, STANDING, WISH, Arrival, Record
-from netmig.conntrack import Translations
 from shim import prospects, state
 from shim.errors import ShimError, UnknownImage
 from shim.images.layout import parse_reference
@@ -142,8 +141,7 @@ class Guest(Arriving):
             return {}
         self.record.write(STANDING, "committed")
         begun = time.monotonic()
-        noted = (self.record.path / TRANSLATIONS).read_bytes()
-        wiring.translate(msgspec.json.decode(noted, type=Translations))
+        self._translate()
         self.promise.decide(self.record.migration, "commit")
         while not self._has_run() and time.monotonic() < begun + _STARTED_S:
             time.sleep(_LOOK_S)

@@ -130,8 +130,9 @@ class _Session:
                 return self._prepare(said)
             case Commit():
                 with self._record(said.migration) as record:
-                    times_ms = self._known(record).commit()
-                    return Answer(standing="running", times_ms=times_ms)
+                    known = self._known(record)
+                    times_ms = known.commit()
+                    return Answer(standing="running", times_ms=times_ms, warnings=known.warnings)
             case Abort():
                 with self._record(said.migration) as record:
                     return Answer(standing=self._abort(record, said))

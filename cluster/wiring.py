@@ -102,10 +102,15 @@ def translations(identity: Identity) -> tuple[conntrack.Translations, tuple[str,
         return (), ()
 
 
-def translate(entries: conntrack.Translations) -> None:
-    """Let this node go on with what the old one translated; what it cannot take over, peers will reset."""
-    with contextlib.suppress(NetworkError), node() as host:
-        conntrack.restore(host, entries)
+def translate(entries: conntrack.Translations) -> tuple[str, ...]:
+    """Let this node go on with what the old one translated; what it cannot take over, a sentence each."""
+    if not entries:
+        return ()
+    try:
+        with node() as host:
+            return conntrack.restore(host, entries)
+    except NetworkError as error:
+        return (f"connections that the old node translated will be reset: {error}",)
 
 
 class Plug:
