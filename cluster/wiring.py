@@ -15,7 +15,7 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
 
-from netmig import conntrack, messages, mute, rtnl
+from netmig import conntrack, messages, mute, oneway, rtnl
 from netmig.apply import MAIN, PROTOCOL, Applied, apply, attach, plug_routed
 from netmig.capture import capture
 from netmig.check import check
@@ -173,7 +173,10 @@ def unplug(identity: Identity) -> None:
 
 
 def unroute(identity: Identity) -> None:
-    """Route to a container on this node no more, which is not its home. Idempotent. Raises NetworkError."""
+    """Route to a container on this node no more, which is not its home, and forget what it said to others.
+
+    Idempotent. Raises NetworkError.
+    """
     ours = {one.ip for one in global_addresses(identity)}
     try:
         with node() as host, host.ipr() as ipr:
@@ -188,6 +191,8 @@ def unroute(identity: Identity) -> None:
                         rtnl.change(ipr, "route", messages.route_to(route, indexes), "delete")
     except OSError as error:
         raise NetworkError(f"could not remove a route: {error.strerror}; look at `ip route`") from error
+    with contextlib.suppress(NetworkError), node() as host:
+        oneway.forget(host, global_addresses(identity))
 
 
 def bridged(identity: Identity, home: Identity) -> Identity:

@@ -119,6 +119,16 @@ def restore(host: Netns, entries: Translations) -> tuple[str, ...]:
     return tuple(failed)
 
 
+def untranslated(host: Netns, addresses: Iterable[str]) -> Translations:
+    """What a node tracks of these addresses without translating it. Raises NetworkError as `capture`."""
+    wanted = {str(ipaddress.ip_address(address)) for address in addresses}
+    return tuple(
+        entry
+        for entry in _listed(host, wanted, (_ORIGINAL, _REPLY))
+        if wanted & {entry.original.src, entry.original.dst} and entry.reply == entry.original.turned()
+    )
+
+
 def forget(host: Netns, entries: Translations) -> None:
     """Let a node translate these connections no more: from now on they pass it translated, or not at all.
 
@@ -169,17 +179,17 @@ def _opened(host: Netns) -> socket.socket:
         ) from error
 
 
-def _listed(host: Netns, addresses: Iterable[str]) -> Iterator[Entry]:
-    """The entries of connections that these addresses opened, and maybe others."""
+def _listed(host: Netns, addresses: Iterable[str], sides: tuple[int, ...] = (_ORIGINAL,)) -> Iterator[Entry]:
+    """The entries of connections that these addresses opened, or answer (_REPLY), and maybe others."""
     with _opened(host) as netlink:
         netlink.settimeout(10)
-        for family, only in sorted({_narrowed(address) for address in addresses}):
+        for family, only in sorted({_narrowed(address, side) for address in addresses for side in sides}):
             netlink.send(_message(_GET, _REQUEST | _DUMP, family, only))
             yield from _dumped(netlink, host.path)
 
 
-def _narrowed(address: str) -> tuple[int, bytes]:
-    """The family of an address, and what lets the kernel list only the connections that it opened.
+def _narrowed(address: str, side: int) -> tuple[int, bytes]:
+    """The family of an address, and what lets the kernel list only the connections that it opened or answers.
 
     A node has some hundred thousand, and its pod is frozen meanwhile. A kernel before 5.8 lists all. So must
     every one for IPv6: of that (Linux 6.18 still) it would list those that are not meant.
@@ -187,8 +197,8 @@ def _narrowed(address: str) -> tuple[int, bytes]:
     ip = ipaddress.ip_address(address)
     if ip.version == 6:
         return socket.AF_INET6, b""
-    by_source = _nested(_FILTER, _attribute(1, struct.pack("=I", 1)))  # of the original
-    return socket.AF_INET, by_source + _nested(_ORIGINAL, _nested(1, _attribute(1, ip.packed)))
+    by_source = _nested(_FILTER, _attribute(side, struct.pack("=I", 1)))  # numbered alike
+    return socket.AF_INET, by_source + _nested(side, _nested(1, _attribute(1, ip.packed)))
 
 
 def _dumped(netlink: socket.socket, path: Path) -> Iterator[Entry]:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Set
 from contextlib import suppress
 from socket import AF_INET, AF_INET6
 
-from netmig import messages, nft, rtnl
-from netmig.errors import NftError
+from netmig import conntrack, messages, nft, rtnl
+from netmig.errors import NetworkError, NftError
 from netmig.identity import Address
 from netmig.ns import Netns
 
@@ -32,8 +32,26 @@ def untrack(host: Netns, table: str, addresses: Iterable[Address], bridges: Set[
             word, names = "ip6" if one.version == 6 else "ip", ", ".join(f'"{each}"' for each in outward)
             rules += f"  {word} daddr {one.ip} iifname {{ {names} }} notrack\n"
     chain = f"type filter hook prerouting priority {_BEFORE_TRACKING}\n{rules}"
-    with suppress(NftError):  # of a table that is there, too
+    with suppress(NetworkError):  # of a table that is there, too
         nft.run(host, f"create table inet {table}\ntable inet {table} {{\n chain in {{\n  {chain} }}\n}}\n")
+        forget(host, addresses, bridges)
+
+
+def forget(host: Netns, addresses: Iterable[Address], bridges: Set[str | None] = frozenset()) -> None:
+    """Lose track of what others and these addresses go on saying to each other elsewhere.
+
+    Else it would go on where it left off when the pod is back. bridges: as in `untrack`. Raises NetworkError.
+    """
+    ours = {one.ip for one in addresses}
+    entries = conntrack.untranslated(host, ours)
+    outward = {version: _outward(host, version) - bridges for version in (4, 6)} if entries else {}
+    names, gone = host.names(), list[conntrack.Entry]()
+    with host.ipr() as node:
+        for entry in entries:
+            for other in {entry.original.src, entry.original.dst} - ours:
+                if names.get(rtnl.way(node, other)) in outward[6 if ":" in other else 4]:
+                    gone.append(entry)
+    conntrack.forget(host, tuple(gone))
 
 
 def track(host: Netns, table: str) -> None:

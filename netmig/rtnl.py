@@ -102,12 +102,17 @@ def routes(ipr: Any, family: int, table: int = 0) -> list[Message]:
 
 def has_route(ipr: Any, destination: str) -> bool:
     """Would this namespace know where to send a packet for an address?"""
+    return way(ipr, destination) > 0
+
+
+def way(ipr: Any, destination: str) -> int:
+    """By which interface this namespace would send a packet for an address; 0 if it would not know."""
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
-        return bool(tuple(ipr.route("get", dst=destination)))
+        return max((one.get_attr("RTA_OIF") or 0 for one in ipr.route("get", dst=destination)), default=0)
     except NetlinkError:
-        return False
+        return 0
 
 
 def rules(ipr: Any, family: int) -> list[Message]:

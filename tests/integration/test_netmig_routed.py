@@ -4,15 +4,17 @@ home of two such pods, when one comes back.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from cluster import agent, config
+from cluster import agent, config, wiring
 from cluster.away import Absence, Absent
 from cluster.here import Here
 from netmig import nft, rtnl
@@ -173,8 +175,31 @@ def on_the_lan(lan: Netns, host: Netns, last: int) -> None:
             ipr.route("add", family=socket.AF_INET6, dst="fd00:88::/64", gateway="fd05::1")
 
 
-def test_a_home_that_drops_what_it_takes_for_invalid_sends_on(made: Nodes, tmp_path: Path) -> None:
-    """A client's way to the pod is by its home, and the pod's to the client is not."""
+def put(pod: Netns, end: str, old: Netns, new: Netns, bridge: str | None) -> None:
+    """Let a pod's host end be another node's, as if the pod had moved with its sockets."""
+    with old.ipr() as ipr:
+        ipr.link("set", index=ipr.link_lookup(ifname=end)[0], net_ns_fd=new.fileno())
+    with new.ipr() as ipr:
+        master = ipr.link_lookup(ifname=bridge)[0] if bridge else 0
+        ipr.link("set", index=ipr.link_lookup(ifname=end)[0], master=master, state="up")
+    with pod.inside():  # a moved one has its gateway's MAC to learn
+        subprocess.run(["ip", "neigh", "flush", "dev", "eth0"], check=True)
+
+
+def much(one: socket.socket, other: socket.socket) -> None:
+    """More both ways than any window is wide."""
+    n_bytes = 16 << 20
+    for sender, receiver in ((one, other), (other, one)):
+        with ThreadPoolExecutor(1) as beside:
+            sending = beside.submit(sender.sendall, bytes(n_bytes))
+            left = n_bytes
+            while left:
+                left -= len(receiver.recv(1 << 20))
+            sending.result()
+
+
+def test_nodes_that_drop_what_they_take_for_invalid(made: Nodes, tmp_path: Path) -> None:
+    """A client's way to the pod that is away is by its home, and the pod's to the client is not."""
     lan, network = made.empty("lan"), bridge_network(tmp_path / "a", first=10)
     with lan.ipr() as ipr:
         ipr.link("add", ifname="lan0", kind="bridge")
@@ -182,33 +207,64 @@ def test_a_home_that_drops_what_it_takes_for_invalid_sends_on(made: Nodes, tmp_p
     home, node, client = (made.node(name) for name in "abc")
     for last, host in enumerate((home, node, client), 1):
         on_the_lan(lan, host, last)
-    near = made.empty("near")
+    pod, near = made.empty("pod"), made.empty("near")
+    cni(home, "ADD", "pod", pod, network)
     cni(home, "ADD", "near", near, network)
-    beside = global_addresses(capture(near, home))
-    pod, identity = moved(made, home, node, "0" * 16, network)
     rule = "type filter hook forward priority 0; ct state invalid drop;"
-    nft.run(home, f"table inet drops {{\nchain forward {{ {rule} }}\n}}")
-    before = capture(home, None)
-    here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
-    absent = Absent(
-        migration="0" * 16, owner="0", identity=encode(identity), peer="b", via=("192.168.5.2", "fd05::2")
-    )
-    with home.inside():
-        absence = Absence.begin(here, absent)
-        absence.send_on()
-        absence.send_on()  # as by an agent that starts anew
-    for one in global_addresses(identity):
-        connects(client, pod, one.ip)
-        connects(near, pod, one.ip)  # both ways by its home
-    for one in beside:
-        connects(pod, near, one.ip)
-    connects(pod, client, "192.168.5.3")
-    with home.inside():
-        absence.come_home()
-        listed = nft.run(home, f"list table inet {absence.table}")
-        assert next(one["rule"]["expr"] for one in listed if "rule" in one) == [{"accept": None}]
-        absence.end()
-    assert diff(before, capture(home, None)) == []
+    for host in (home, node):
+        nft.run(host, f"table inet drops {{\nchain forward {{ {rule} }}\n}}")
+    before, identity = capture(home, None), capture(pod, home)
+    end = next(link.host.name for link in identity.links if link.host)
+    addresses = global_addresses(identity)
+    four = next(one.ip for one in addresses if one.version == 4)
+    with pod.inside():
+        listener = socket.create_server((four, 7776))
+    with contextlib.ExitStack() as stack, listener:
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+
+        def opened() -> None:
+            with client.inside():
+                one = stack.enter_context(socket.create_connection((four, 7776), timeout=5))
+            other = stack.enter_context(listener.accept()[0])
+            other.settimeout(5)
+            pairs.append((one, other))
+
+        def go_on() -> None:
+            for pair in pairs:
+                much(*pair)
+
+        opened()
+        go_on()
+        for name in ("0" * 16, "1" * 16):
+            put(pod, end, home, node, None)
+            applied = attach(pod, node)
+            plug_routed(applied, node, addresses)
+            here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
+            via = ("192.168.5.2", "fd05::2")
+            absent = Absent(migration=name, owner="0", identity=encode(identity), peer="b", via=via)
+            with home.inside():
+                absence = Absence.begin(here, absent)
+                absence.send_on()
+                absence.send_on()  # as by an agent that starts anew
+            opened()
+            go_on()
+            for one in addresses:
+                connects(client, pod, one.ip)
+                connects(near, pod, one.ip)  # both ways by its home
+            connects(pod, client, "192.168.5.3")
+            with home.inside():
+                absence.come_home()
+                listed = nft.run(home, f"list table inet {absence.table}")
+            assert next(one["rule"]["expr"] for one in listed if "rule" in one) == [{"accept": None}]
+            applied.undo()
+            with node.inside():
+                wiring.unroute(identity)
+            put(pod, end, node, home, BRIDGE)
+            with home.inside():
+                absence.end()
+            go_on()
+    after = capture(home, None)
+    assert (after.nftables, after.routes) == (before.nftables, before.routes)
 
 
 def test_the_first_of_two_to_come_home_takes_nothing_from_the_other(made: Nodes, tmp_path: Path) -> None:
