@@ -66,7 +66,7 @@ def settle(config: Config, store: Store) -> None:
         settings = engine_settings(theirs, find_tools(config.tools_path), noted.root, directory)
         try:
             # Else the undo would end the call that is at work there now.
-            with state.locked(directory, wait_s=0, create=True):
+            with state.locked(directory, wait_s=0, create=True, aside=True):
                 undo_killed(noted.container_id, directory, settings, image.manifest.engine.name)
                 with store.staging() as trash:
                     verdict = decide(store, image, trash, settings, noted.container_id)

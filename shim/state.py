@@ -199,11 +199,12 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator[None]:
+def locked(directory: Path, *, wait_s: float, create: bool = False, aside: bool = False) -> Generator[None]:
     """Hold a container for one call.
 
     wait_s: how long to wait for another call, seconds. create: make the directory if it is absent, and
-    remove it at the end if no state was saved in it.
+    remove it at the end if no state was saved in it. aside: by a call that is about another container, which
+    `interrupt` must not kill.
     Raises Busy if another call holds it all that time, FileNotFoundError if there is no directory.
     """
     deadline = time.monotonic() + wait_s
@@ -236,7 +237,8 @@ def locked(directory: Path, *, wait_s: float, create: bool = False) -> Generator
         os.close(descriptor)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}".encode(), 0)
+        if not aside:
+            os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}".encode(), 0)
         yield
     finally:
         # An engine's journal that is still there is for its guardian, or for the next call, to undo.

@@ -118,7 +118,7 @@ def remove(paths: Iterable[str], *, timeout_s: float = 1.0) -> None:
                 with contextlib.suppress(OSError):
                     Path(directory).rmdir()
         left = {path for path in left if Path(path).is_dir()}
-        if tasks(dict.fromkeys(left, "")) or time.monotonic() > deadline:
+        if tasks({path: path for path in left}) or time.monotonic() > deadline:
             return
         time.sleep(_POLL_S)
 

@@ -26,7 +26,7 @@ from shim import bundle, prospects
 from shim.cli import tables
 from shim.cli.asking import NO_ANSWER, Deciding
 from shim.cli.node import name_only, this_node
-from shim.errors import ShimError, UsageError
+from shim.errors import ShimError, UnknownImage, Unsettled, UsageError
 from shim.images import seal
 from shim.images.layout import parse_reference
 from shim.images.store import Image
@@ -148,7 +148,8 @@ def check(
             if not every:
                 raise
             click.echo(f"Error: {error}", err=True)
-            unread = True
+            # One whose checkpoint has not ended, or that was removed meanwhile, is none to be asked about.
+            unread = unread or not isinstance(error, Unsettled | UnknownImage)
     if as_json:
         click.echo(json.dumps({"schema": 1, "verdicts": [row.document() for row in rows]}, indent=2))
     else:

@@ -243,6 +243,8 @@ def test_all_images_are_told_of_the_damaged_too(place: Place):
     assert [row["image"] for row in json.loads(done.stdout)["verdicts"]] == ["web"]
     assert alone.stderr in done.stderr
     assert "could not use image 'unmade@sha256:" in done.stderr
+    place.store.remove(Reference(namespace="", name="unread"))
+    assert place("check", "--all", place.profile(FITS)).exit_code == 0, "one that is being made is none yet"
 
 
 def test_an_empty_store_is_told(tmp_path: Path):

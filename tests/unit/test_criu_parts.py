@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,13 @@ def test_cgroups_that_vanish_meanwhile_are_left_alone(tmp_path: Path) -> None:
     finally:
         done.set()
         thread.join()
+
+
+def test_a_cgroup_that_somebody_lives_in_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("1\n")
+    began = time.monotonic()
+    cgroups.remove([str(tmp_path)], timeout_s=60)
+    assert time.monotonic() < began + 30
 
 
 def test_our_own_cgroups_are_never_a_container_s() -> None:

@@ -121,6 +121,15 @@ def test_delete_can_interrupt_the_holder(tmp_path: Path) -> None:
         pass
 
 
+def test_who_only_settles_what_is_left_of_a_container_is_no_holder_to_kill(tmp_path: Path) -> None:
+    with state.locked(tmp_path, wait_s=0, aside=True):
+        assert (tmp_path / state.LOCK).read_text() == ""
+        with pytest.raises(Busy), state.locked(tmp_path, wait_s=0):
+            pass
+    with state.locked(tmp_path, wait_s=0):
+        assert (tmp_path / state.LOCK).read_text().startswith(f"{os.getpid()} ")
+
+
 def test_interrupt_never_kills_a_stranger_with_the_pid(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "60"])
     try:
