@@ -17,7 +17,8 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,8 @@ _FILTER = 25
 _SEEN_REPLY, _ASSURED, _CONFIRMED = 0x2, 0x4, 0x8  # IPS_*
 _BE_LIBERAL = 0x08  # the window is not known here: take what comes
 _TRIES = 3
+_ip = lru_cache(ipaddress.ip_address)  # a pod's connections have few
+_AT_ONCE = 32  # the answers must find room in the socket's buffer
 
 
 class Tuple(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,12 +114,26 @@ def restore(host: Netns, entries: Translations) -> tuple[str, ...]:
     translated elsewhere, and the kernel would give ours another port. Returns what went wrong, a sentence
     each. Raises NetworkError where the kernel has no connection tracking.
     """
-    failed: list[str] = []
+    wrong: dict[Entry, int] = dict.fromkeys(entries, 0)
     with _opened(host) as netlink:
-        for entry in entries:
-            if cause := _taken_over(netlink, entry):
-                failed.append(f"{entry} will be reset: the node does not take it over: {cause}")
-    return tuple(failed)
+        for _ in range(_TRIES):  # a packet may come between
+            named = [(entry, entry.original) for entry in wrong]
+            made, has = _asked(netlink, _NEW, named), _asked(netlink, _GET, named)
+            wrong = {
+                entry: number
+                for entry, (number, _), (_, one) in zip(wrong, made, has, strict=True)
+                if one is None or (one.original, one.reply) != (entry.original, entry.reply)
+            }
+            _asked(
+                netlink,
+                _DELETE,
+                [(one, name) for one in wrong for name in (one.original, one.reply, one.reply.turned())],
+            )
+    return tuple(
+        f"{entry} will be reset: the node does not take it over: "
+        + (os.strerror(number) if number else "another connection has its ports")
+        for entry, number in wrong.items()
+    )
 
 
 def untranslated(host: Netns, addresses: Iterable[str]) -> Translations:
@@ -135,38 +152,33 @@ def forget(host: Netns, entries: Translations) -> None:
     Those that it has not are fine. Raises NetworkError where the kernel has no connection tracking.
     """
     with _opened(host) as netlink:
-        for entry in entries:
-            _asked(netlink, _DELETE, entry)
-
-
-def _taken_over(netlink: socket.socket, entry: Entry) -> str:
-    """Make an entry; what stands against it, "" if nothing does."""
-    number = 0
-    for _ in range(_TRIES):  # a packet may come between
-        number, _ = _asked(netlink, _NEW, entry)
-        _, has = _asked(netlink, _GET, entry)
-        if has is not None and (has.original, has.reply) == (entry.original, entry.reply):
-            return ""
-        for one in (entry.original, entry.reply, entry.reply.turned()):
-            _asked(netlink, _DELETE, entry, one)
-    return os.strerror(number) if number else "another connection has its ports"
+        _asked(netlink, _DELETE, [(entry, entry.original) for entry in entries])
 
 
 def _asked(
-    netlink: socket.socket, what: int, entry: Entry, named: Tuple | None = None
-) -> tuple[int, Entry | None]:
-    """Have an entry made, read or deleted; an errno, and what was read.
+    netlink: socket.socket, what: int, named: Sequence[tuple[Entry, Tuple]]
+) -> list[tuple[int, Entry | None]]:
+    """Have entries made, read or deleted, many in one call: an errno of each, and what was read.
 
-    named: a direction of the one that is meant, whatever else it is; by itself the entry's original.
+    named: with a direction of the one that is meant, whatever else it is.
     """
-    one = named or entry.original
+    answers: list[tuple[int, Entry | None]] = []
+    for at in range(0, len(named), _AT_ONCE):
+        some = named[at : at + _AT_ONCE]
+        netlink.send(b"".join(_question(what, entry, one) for entry, one in some))
+        for _ in some:
+            data = netlink.recv(1 << 16)
+            if struct.unpack_from("=H", data, 4)[0] == _ERROR:
+                answers.append((-struct.unpack_from("=i", data, 16)[0], None))
+            else:
+                answers.append((0, _entry(data[20:])))
+    return answers
+
+
+def _question(what: int, entry: Entry, one: Tuple) -> bytes:
     family = socket.AF_INET6 if ":" in one.src else socket.AF_INET
     attributes = _attributes(entry) if what == _NEW else _nested(_ORIGINAL, _tuple_data(one, entry.protocol))
-    netlink.send(_message(what, _REQUEST | _HOW[what], family, attributes))
-    data = netlink.recv(1 << 16)
-    if struct.unpack_from("=H", data, 4)[0] == _ERROR:
-        return -struct.unpack_from("=i", data, 16)[0], None
-    return 0, _entry(data[20:])
+    return _message(what, _REQUEST | _HOW[what], family, attributes)
 
 
 def _opened(host: Netns) -> socket.socket:
@@ -179,13 +191,16 @@ def _opened(host: Netns) -> socket.socket:
         ) from error
 
 
-def _listed(host: Netns, addresses: Iterable[str], sides: tuple[int, ...] = (_ORIGINAL,)) -> Iterator[Entry]:
+def _listed(
+    host: Netns, addresses: Collection[str], sides: tuple[int, ...] = (_ORIGINAL,)
+) -> Iterator[Entry]:
     """The entries of connections that these addresses opened, or answer (_REPLY), and maybe others."""
+    packed = [ipaddress.ip_address(address).packed for address in addresses]
     with _opened(host) as netlink:
         netlink.settimeout(10)
         for family, only in sorted({_narrowed(address, side) for address in addresses for side in sides}):
             netlink.send(_message(_GET, _REQUEST | _DUMP, family, only))
-            yield from _dumped(netlink, host.path)
+            yield from _dumped(netlink, host.path, packed)
 
 
 def _narrowed(address: str, side: int) -> tuple[int, bytes]:
@@ -201,7 +216,8 @@ def _narrowed(address: str, side: int) -> tuple[int, bytes]:
     return socket.AF_INET, by_source + _nested(side, _nested(1, _attribute(1, ip.packed)))
 
 
-def _dumped(netlink: socket.socket, path: Path) -> Iterator[Entry]:
+def _dumped(netlink: socket.socket, path: Path, packed: Collection[bytes]) -> Iterator[Entry]:
+    """packed: what has none of these bytes is none of theirs; to decode all of a node's takes long."""
     while True:
         data = netlink.recv(1 << 18)
         at = 0
@@ -215,7 +231,8 @@ def _dumped(netlink: socket.socket, path: Path) -> Iterator[Entry]:
                     f"could not read the translations of {path}: {os.strerror(number)}; "
                     "load nf_conntrack_netlink"
                 )
-            if (entry := _entry(data[at + 20 : at + length])) is not None:
+            one = data[at + 20 : at + length]
+            if any(address in one for address in packed) and (entry := _entry(one)) is not None:
                 yield entry
             at += (length + 3) & ~3
 
@@ -255,7 +272,7 @@ def _tuple(data: bytes) -> tuple[int, Tuple | None]:
     number = protocol[1][0]
     if number not in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
         return number, None
-    src, dst = (ipaddress.ip_address(ip.get(v4) or ip[v6]) for v4, v6 in ((1, 3), (2, 4)))
+    src, dst = (_ip(ip.get(v4) or ip[v6]) for v4, v6 in ((1, 3), (2, 4)))
     ports = _number(protocol[2]), _number(protocol[3])
     return number, Tuple(src=str(src), dst=str(dst), src_port=ports[0], dst_port=ports[1])
 
@@ -289,7 +306,7 @@ def _attributes(entry: Entry) -> bytes:
 
 
 def _tuple_data(one: Tuple, protocol: int) -> bytes:
-    src, dst = ipaddress.ip_address(one.src), ipaddress.ip_address(one.dst)
+    src, dst = _ip(one.src), _ip(one.dst)
     first = 1 if src.version == 4 else 3
     ip = _attribute(first, src.packed) + _attribute(first + 1, dst.packed)
     ports = _attribute(2, struct.pack("!H", one.src_port)) + _attribute(3, struct.pack("!H", one.dst_port))
@@ -297,7 +314,7 @@ def _tuple_data(one: Tuple, protocol: int) -> bytes:
 
 
 def _translation(address: str, port: int) -> bytes:
-    ip = ipaddress.ip_address(address)
+    ip = _ip(address)
     lowest = 1 if ip.version == 4 else 4
     number = struct.pack("!H", port)
     ports = _attribute(1, number) + _attribute(2, number)
