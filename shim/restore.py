@@ -159,7 +159,8 @@ def at_create(
                 found = state.advance(target.directory, found, "held")
         except BaseException as error:
             log.keep(error, config.state_path, target.container_id)
-            state.remove(target.directory)
+            if not (target.directory / state.UPPER).exists():  # else it is for whoever deletes the container
+                state.remove(target.directory)
             raise
     timing.record(
         config.store_path,
@@ -310,7 +311,7 @@ def _applied(image: Image, view: RootfsView, record_path: Path, *, timeout_s: fl
     except BaseException as error:
         _take_back(view, record_path, error)
         raise
-    with contextlib.suppress(OSError):  # then whoever deletes the container does
+    with contextlib.suppress(ImageError, OSError):  # then whoever deletes the container does
         forget(record_path)
 
 

@@ -4,18 +4,22 @@ An overlay does not notice what is changed behind its back, so the changes are r
 directory while the overlay is unmounted, and then it is mounted again as it was. A copy of what the upper
 directory held lies beside it: there may be more of it than the node has memory, and what a file system can
 share it does not copy. A record in the container's state says how far all that is, for whoever comes after a
-call that was killed. What a node that was switched off left goes with the caller's own directory, or when
-something is restored there again.
+call that was killed. A copy without one, as a node that was switched off leaves it, may be all that there is
+of what the directory held: it is never removed, and nothing is restored there until somebody has looked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import json
 import os
+import secrets
 import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -39,6 +43,8 @@ _FLAGS = {
 }
 _NOT_OPTIONS = {"rw", "ro", "seclabel"}  # shown by the kernel, not understood by the file system
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,20 +54,18 @@ class _Record:
 
     step: `copying` (the copy is not whole, or is not any more), `kept` (it is whole), `wiping` (the overlay
     is unmounted, its upper directory is emptied), `moving` (the copy goes back into it). root: where the
-    overlay is mounted, None if it is not to be mounted again. source, options, super_options: of that mount.
+    overlay was mounted. backup: path of the copy, of a name that no other has. source, options,
+    super_options: of that mount. mount_again: whether it was still mounted when it was taken back.
     """
 
     step: Literal["copying", "kept", "wiping", "moving"]
-    root: str | None
+    root: str
     upper: str
+    backup: str
     source: str
     options: Sequence[str]
     super_options: Sequence[str]
-
-    @property
-    def backup_path(self) -> Path:
-        upper = Path(self.upper)
-        return upper.with_name(f".torpor-{upper.name}")
+    mount_again: bool = False
 
 
 def save_upper(view: RootfsView, record_path: Path, *, timeout_s: float) -> None:
@@ -72,33 +76,35 @@ def save_upper(view: RootfsView, record_path: Path, *, timeout_s: float) -> None
     """
     if view.upper_path is None or view.mount is None:
         return
+    upper, prefix = view.upper_path, f".torpor-{view.upper_path.name}"
+    backup = upper.with_name(f"{prefix}-{secrets.token_hex(8)}")
     record = _Record(
         step="copying",
         root=str(view.path),
-        upper=str(view.upper_path),
+        upper=str(upper),
+        backup=str(backup),
         source=view.mount.source,
         options=view.mount.options,
         super_options=view.mount.super_options,
     )
+    what = f"could not keep a copy of upper directory '{upper}'"
     try:
         _write(record_path, record)
-        shutil.rmtree(record.backup_path, ignore_errors=True)
-        words = ("du", "--summarize", "--block-size=1", "--", record.upper)
-        n_bytes = int(_run(*words, timeout_s=timeout_s).split()[0])
-        n_free = shutil.disk_usage(record.upper).free
-        if n_bytes > n_free:
-            raise ImageError(
-                f"could not keep a copy of upper directory '{record.upper}': it holds {n_bytes} bytes and "
-                f"{n_free} are free beside it; free some space",
-                after="stopped",
-            )
-        record.backup_path.mkdir(mode=0o700)
-        _copy(record.upper, record.backup_path, timeout_s=timeout_s)
+        backup.mkdir(mode=0o700)
+        for other in upper.parent.iterdir():  # only now: of two calls at once each sees the other's
+            if other != backup and other.name.rpartition("-")[0] == prefix:
+                raise ImageError(
+                    f"{what}: '{other}' is another restore's, so the directory may be half changed; delete "
+                    "the container of that restore, or, if there is none any more, make the directory what "
+                    "it was and remove the copy",
+                    after="stopped",
+                    undone=False,  # nor is it fit for a cold start
+                )
+        with _locked(backup) as lock:
+            _copy(upper, backup, timeout_s=timeout_s, lock=lock)
         _write(record_path, replace(record, step="kept"))
     except (OSError, subprocess.SubprocessError) as error:
-        raise ImageError(
-            f"could not keep a copy of upper directory '{record.upper}': {_cause(error)}", after="stopped"
-        ) from error
+        raise ImageError(f"{what}: {_cause(error)}", after="stopped") from error
 
 
 def undo_apply(record_path: Path) -> None:
@@ -110,35 +116,50 @@ def undo_apply(record_path: Path) -> None:
     record = _read(record_path)
     if record is None:
         return
+    what = f"could not undo the changes in upper directory '{record.upper}'"
     try:
-        # Its caller may have removed it all, or the copy be gone as another one was made.
-        if record.step != "copying" and Path(record.upper).is_dir() and record.backup_path.is_dir():
+        if record.step != "copying" and Path(record.upper).is_dir():  # its caller may have removed it all
+            if not Path(record.backup).is_dir():
+                raise ImageError(
+                    f"{what}: its copy '{record.backup}' is gone; make the root file system anew and remove "
+                    f"'{record_path}'",
+                    after="stopped",
+                )
             _put_back(record_path, record)
-        forget(record_path)
     except (OSError, subprocess.SubprocessError) as error:
         raise ImageError(
-            f"could not undo the changes in upper directory '{record.upper}': {_cause(error)}; what it held "
-            f"is in '{record.backup_path}'; delete the container",
+            f"{what}: {_cause(error)}; what it held is in '{record.backup}'; delete the container",
+            after="stopped",
+        ) from error
+    forget(record_path)
+
+
+def forget(record_path: Path) -> None:
+    """Remove the copy and its record, if there are any. Raises ImageError."""
+    record = _read(record_path)
+    if record is None:
+        return
+    backup = Path(record.backup)
+    try:
+        _write(record_path, replace(record, step="copying"))  # half of it must never be put back
+        if backup.exists():
+            with _locked(backup):
+                shutil.rmtree(backup)
+        record_path.unlink()
+    except OSError as error:
+        raise ImageError(
+            f"could not remove the copy '{backup}' of an upper directory: {cause_of(error)}; delete the "
+            "container",
             after="stopped",
         ) from error
 
 
-def forget(record_path: Path) -> None:
-    """Remove the copy and its record, if there are any. Raises OSError."""
-    record = _read(record_path)
-    if record is None:
-        return
-    _write(record_path, replace(record, step="copying"))  # half of it must never be put back
-    shutil.rmtree(record.backup_path, ignore_errors=True)
-    record_path.unlink()
-
-
 def _put_back(record_path: Path, record: _Record) -> None:
     mounted = _is_mounted(record)
-    if record.step == "kept":
-        record = replace(record, step="wiping", root=record.root if mounted else None)
-        _write(record_path, record)
-    if mounted and record.root is not None:
+    step = "wiping" if record.step == "kept" else record.step
+    record = replace(record, step=step, mount_again=record.mount_again or mounted)
+    _write(record_path, record)
+    if mounted:
         _call("umount2", os.fsencode(record.root), ctypes.c_int(0))
     if record.step == "wiping":
         for entry in list(os.scandir(record.upper)):
@@ -148,17 +169,17 @@ def _put_back(record_path: Path, record: _Record) -> None:
                 Path(entry.path).unlink()
         record = replace(record, step="moving")
         _write(record_path, record)
-    for entry in list(os.scandir(record.backup_path)):
+    for entry in list(os.scandir(record.backup)):
         Path(entry.path).rename(Path(record.upper, entry.name))
-    _copy(record.backup_path, record.upper)  # it is empty: owner, mode, times and attributes of the top
-    if record.root is not None and Path(record.root).is_dir():
+    _copy(record.backup, record.upper)  # it is empty: owner, mode, times and attributes of the top
+    if record.mount_again and Path(record.root).is_dir():
         there = mount_at(Path(record.root))
         if there is None or there.kind != "overlay":  # else a new one of the caller's
-            _mount_again(record, record.root)
+            _mount_again(record)
 
 
 def _is_mounted(record: _Record) -> bool:
-    mount = mount_at(Path(record.root)) if record.root is not None else None
+    mount = mount_at(Path(record.root))
     uppers = [option for option in record.super_options if option.startswith("upperdir=")]
     return mount is not None and mount.kind == "overlay" and set(uppers) <= set(mount.super_options)
 
@@ -168,6 +189,12 @@ def _read(record_path: Path) -> _Record | None:
         return _Record(**json.loads(record_path.read_bytes()))
     except FileNotFoundError:
         return None
+    except (TypeError, ValueError):
+        raise ImageError(
+            f"could not read '{record_path}', which tells of the copy of an upper directory: it is damaged; "
+            "make the root file system anew and remove the file",
+            after="stopped",
+        ) from None
 
 
 def _write(record_path: Path, record: _Record) -> None:
@@ -177,19 +204,45 @@ def _write(record_path: Path, record: _Record) -> None:
     temporary.replace(record_path)
 
 
-def _copy(source: str | Path, destination: str | Path, *, timeout_s: float | None = None) -> None:
-    """Everything below, with owners, modes, times, links, whiteouts and attributes; shutil loses some."""
+@contextlib.contextmanager
+def _locked(backup: Path) -> Generator[int]:
+    """Wait for the `cp` of a call that was killed, which dies a moment after it. Yields a descriptor."""
+    descriptor = os.open(backup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _copy(
+    source: str | Path, destination: str | Path, *, timeout_s: float | None = None, lock: int | None = None
+) -> None:
+    """Everything below, with owners, modes, times, links, whiteouts and attributes; shutil loses some.
+
+    lock: a descriptor that stays open for as long as it copies, which is no longer than its caller lives.
+    """
+    caller = os.getpid()
+
+    def die_with_caller() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != caller:  # it died before the kernel knew
+            os._exit(1)
+
     words = ("cp", "--archive", "--reflink=auto", "--no-target-directory", "--")
-    _run(*words, str(source), str(destination), timeout_s=timeout_s)
+    subprocess.run(
+        (*words, str(source), str(destination)),
+        check=True,
+        capture_output=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "LC_ALL": "C"},
+        pass_fds=() if lock is None else (lock,),
+        preexec_fn=None if lock is None else die_with_caller,
+    )
 
 
-def _run(*words: str, timeout_s: float | None) -> bytes:
-    return subprocess.run(
-        words, check=True, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL
-    ).stdout
-
-
-def _mount_again(record: _Record, root: str) -> None:
+def _mount_again(record: _Record) -> None:
     options: list[str] = []
     base = Path("/")
     for option in record.super_options:
@@ -213,7 +266,7 @@ def _mount_again(record: _Record, root: str) -> None:
         _call(
             "mount",
             os.fsencode(record.source),
-            os.fsencode(root),
+            os.fsencode(record.root),
             b"overlay",
             ctypes.c_ulong(flags),
             os.fsencode(",".join(options)),
@@ -234,5 +287,8 @@ def _cause(error: Exception) -> str:
         return cause_of(error)
     if isinstance(error, subprocess.TimeoutExpired):
         return f"it took longer than {error.timeout:g} s; set a longer restore_timeout_s"
-    output = getattr(error, "stderr", None) or b""
-    return os.fsdecode(output).strip() or str(error)
+    output = os.fsdecode(getattr(error, "stderr", None) or b"").strip()
+    text = output.partition("\n")[0] or str(error)  # it goes on, and says the same of each file
+    return (
+        f"{text}; free some space" if text.endswith(("No space left on device", "quota exceeded")) else text
+    )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from engines.api import EngineSettings
+from engines.api import EngineError, EngineSettings
 from engines.mountinfo import parse
 from shim import restore, state
+from shim.annotations import Wish
 from shim.config import Config
 from shim.errors import NotUndone, ShimError
+from shim.images import undo
 from shim.images.rootfs import RootfsView
 from shim.images.undo import save_upper
 from shim.state import ContainerPhase, ContainerState
@@ -93,6 +98,82 @@ def restored(bundle: Path, phase: ContainerPhase) -> ContainerState:
     )
 
 
+def forgotten_by(call: str, runtime: Path, directory: Path) -> None:
+    """Delete the container, or prepare for another one of its id."""
+    config = Config(runtime_path=runtime, state_path=directory.parent, store_path=directory.parent / "store")
+    if call == "clear":
+        assert not restore.clear(config, made_of(runtime, directory))
+        return
+    context = SimpleNamespace(
+        call=SimpleNamespace(options={}, root="/run/x"),
+        config=config,
+        container_id="c",
+        directory=directory,
+        engine=lambda _: SimpleNamespace(undo=lambda _: None),
+        engine_settings=made_of(runtime, directory).settings,
+        runtime_args=(),
+    )
+    assert delete.serve(cast("Any", context)) == 0
+
+
+@pytest.mark.parametrize("call", ["clear", "delete"])
+def test_what_could_not_be_taken_back_is_when_the_container_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Without its record nobody would know of the only whole copy of the upper directory."""
+    runtime, directory, upper = tmp_path / "runc", tmp_path / "c", tmp_path / "upper"
+    runtime.write_text("#!/bin/sh\necho 'container does not exist' >&2\nexit 1\n")
+    runtime.chmod(0o755)
+    for path in (directory, upper, tmp_path / "image"):
+        path.mkdir()
+    (upper / "made").touch()
+    (tmp_path / "image" / "rootfs-diff.tar").touch()
+    mount = next(parse(b"1 0 0:1 / /root rw - overlay none rw\n"))
+    view = RootfsView(path=tmp_path, kind="overlay", upper_path=upper, mount=mount)
+    plan = SimpleNamespace(adopt=None, netns_path=None, guarded=False, addresses=(), tcp="close", mode="new")
+    engine = SimpleNamespace(name="criu", capabilities={"held-restore"}, undo=lambda _: None)
+    manifest = SimpleNamespace(
+        engine=engine, effective_use="clone", rootfs=SimpleNamespace(whiteouts="deleted.files")
+    )
+    image = SimpleNamespace(
+        path=tmp_path / "image",
+        reference="web",
+        digest="",
+        checkpoint_path=tmp_path,
+        manifest=manifest,
+        needs=None,
+    )
+    store = SimpleNamespace(using=contextlib.nullcontext, verify=lambda *_, **__: None)
+    for name, value in {
+        "registry.create": engine,
+        "_judge": ((), plan),
+        "find_rootfs": view,
+        "verdict.judge_files": (),
+    }.items():
+        monkeypatch.setattr(f"shim.restore.{name}", lambda *_, value=value, **__: value)
+    monkeypatch.setattr(restore, "apply", lambda *_, **__: (upper / "made").unlink())
+    config = Config(runtime_path=runtime, state_path=tmp_path, store_path=tmp_path / "store")
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(NotUndone, match=r"CRIU failed; and could not undo .* busy"),
+    ):
+        patch.setattr(restore, "_restore", Mock(side_effect=EngineError("CRIU failed")))
+        patch.setattr(undo, "_put_back", Mock(side_effect=OSError(errno.EBUSY, "busy")))
+        restore.at_create(
+            config,
+            cast("Any", store),
+            cast("Any", image),
+            made_of(runtime, directory),
+            {},
+            Wish(network="new"),
+        )
+    assert list(tmp_path.glob(".torpor-upper-*/made"))
+    forgotten_by(call, runtime, directory)
+    assert (upper / "made").exists()
+    assert not list(tmp_path.glob(".torpor-*"))
+    assert not (directory / state.UPPER).exists()
+
+
 @pytest.mark.parametrize("call", ["clear", "delete"])
 def test_a_restore_that_was_killed_when_it_was_through_leaves_no_copy(tmp_path: Path, call: str) -> None:
     """Of the upper directory; it lies on a disk, where nobody would look for it."""
@@ -106,22 +187,10 @@ def test_a_restore_that_was_killed_when_it_was_through_leaves_no_copy(tmp_path: 
     view = RootfsView(path=tmp_path, kind="overlay", upper_path=upper, mount=mount)
     save_upper(view, directory / state.UPPER, timeout_s=60)
     (upper / "now").touch()
-    assert (tmp_path / ".torpor-upper" / "made").exists()
+    assert list(tmp_path.glob(".torpor-upper-*/made"))
     state.save(directory, restored(tmp_path, "held"))
-    config = Config(runtime_path=runtime, state_path=tmp_path, store_path=tmp_path / "store")
-    if call == "clear":
-        assert not restore.clear(config, made_of(runtime, directory))
-    else:
-        context = SimpleNamespace(
-            call=SimpleNamespace(options={}, root="/run/x"),
-            config=config,
-            container_id="c",
-            directory=directory,
-            engine=lambda _: SimpleNamespace(undo=lambda _: None),
-            runtime_args=(),
-        )
-        assert delete.serve(cast("Any", context)) == 0
-    assert not (tmp_path / ".torpor-upper").exists()
+    forgotten_by(call, runtime, directory)
+    assert not list(tmp_path.glob(".torpor-*"))
     assert {path.name for path in upper.iterdir()} == {"made", "now"}
 
 
