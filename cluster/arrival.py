@@ -276,8 +276,7 @@ class Arriving:
         return {"plug": (plugged - begun) * 1000, "release": (released - plugged) * 1000}
 
     def _translate(self) -> None:
-        noted = (self.record.path / TRANSLATIONS).read_bytes()
-        self.warnings = wiring.translate(msgspec.json.decode(noted, type=Translations))
+        self.warnings = wiring.translate(self.identity, translations_of(self.record))
 
     def _opened(self) -> wiring.Plug:
         return wiring.Plug(self.identity, self.netns_path, away=self.plan.away)
@@ -348,10 +347,18 @@ class Arriving:
 
     def leave(self) -> None:
         """The container is gone from this node: so are its network, its image, its root file system."""
+        self.disconnect()
+        self.clear_up()
+
+    def disconnect(self) -> None:
+        """Its network and its leases here go: it may come again. Raises NetworkError, ShimError."""
         self.close()
         wiring.remove(self.identity, self.netns_path)
         if not self.plan.away:
             away.give_back(self.here, self.identity, self.plan.owner)
+
+    def clear_up(self) -> None:
+        """What is left of it, which is this arrival's alone, goes. Raises ShimError, OSError."""
         self._remove_image()
         self.unmount()
         self.here.node.store.recover()  # a process that was killed here may have left half an image
@@ -379,6 +386,14 @@ class Arriving:
         store = self.here.node.store
         if store.has(self.reference):
             store.remove(self.reference)
+
+
+def translations_of(record: Record) -> Translations:
+    """The old node's, as noted in a migration of either side; none after a power cut, as in the kernel."""
+    try:
+        return msgspec.json.decode((record.path / TRANSLATIONS).read_bytes(), type=Translations)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return ()
 
 
 def _sync(path: Path) -> None:

@@ -118,6 +118,7 @@ class _Leaving:
         self._memory: Future[dict[str, FileDigest]] | None = None
         self._before = Beforehand(here, found, self.source, self.record)
         self._translations: Future[tuple[Translations, tuple[str, ...]]] | None = None
+        self._leads = False  # whether the other node sees, and translates, what it will send
 
     def run(self, *, trial: bool) -> Report:
         """All of it."""
@@ -266,6 +267,7 @@ class _Leaving:
         )
         self.report.warnings += map(printable, answer.warnings)
         self._check_via(plan, answer.via)
+        self._leads = plan.routed or answer.leads
         if plan.guest and not trial:
             self.tell(
                 f"waiting for its pod on node '{self.peer}', with the annotations torpor.dev/restore-from: "
@@ -358,7 +360,8 @@ class _Leaving:
         self.report.image_bytes = cargo.send_rest(self._channel(), self._image_path, manifest, memory)
         self.report.frozen_bytes = self.report.image_bytes - self._before.n_bytes
         self.report.phases_ms["transfer"] = (time.monotonic() - self.dumped_at) * 1000
-        if translations := self._translations.result()[0]:
+        translations = self._translations.result()[0]
+        if translations and self._leads:  # else this node may go on translating
             (self.record.path / TRANSLATIONS).write_bytes(msgspec.json.encode(translations))
         # From here on the target may be told to run by an operator who cannot ask us.
         self.record.write(VERDICT, "hold")

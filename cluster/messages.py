@@ -122,13 +122,15 @@ class Gone(Message):
 class Answer(Message):
     """All is well. standing: how the target stands now. warnings: sentences. times_ms: phase to ms.
 
-    via: addresses by which others route to its pods.
+    via: addresses by which others route to its pods. leads: to `Reserve`, it will see what the
+    container sends; an older one does not say.
     """
 
     standing: Standing
     warnings: tuple[str, ...] = ()
     times_ms: dict[str, float] = {}
     via: tuple[str, ...] = ()
+    leads: bool = False
 
 
 class Refusal(Message):

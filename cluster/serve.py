@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from cluster import wiring
 from cluster.arrival import BASE_TAR, Arriving
 from cluster.away import Absence
 from cluster.channel import Channel, Lost, Refused
@@ -185,6 +186,7 @@ class _Session:
         except BaseException:
             self._held.close()
             raise
+        leads = wiring.leads(self._arriving.identity)
         if said.trial:
             self._arriving.undo()
             self._forget()
@@ -195,7 +197,7 @@ class _Session:
             migration=said.migration,
             verdict="reserved",
         )
-        return Answer(standing="reserved", warnings=warnings, via=self.here.config.via)
+        return Answer(standing="reserved", warnings=warnings, via=self.here.config.via, leads=leads)
 
     def _expect(self) -> Answer:
         if not isinstance(self._arriving, Guest):

@@ -13,10 +13,8 @@ import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import msgspec
-
 from cluster import away, cargo, wiring
-from cluster.arrival import TRANSLATIONS, Arriving
+from cluster.arrival import Arriving, translations_of
 from cluster.channel import Lost, Refused
 from cluster.guest import arriving_of
 from cluster.here import Here
@@ -155,9 +153,7 @@ def forget_translations(record: Record) -> None:
 
     Idempotent. Raises OSError.
     """
-    noted = record.path / TRANSLATIONS
-    if noted.exists():  # else there were none
-        entries = msgspec.json.decode(noted.read_bytes(), type=conntrack.Translations)
+    if entries := translations_of(record):
         with contextlib.suppress(NetworkError), wiring.node() as host:
             conntrack.forget(host, entries)
 
@@ -220,7 +216,10 @@ def _ended(here: Here, record: Record, plan: Departure) -> bool:
                 state.remove(directory)
         record.write(OVER, "deleted", durable=True)
     if record.read(OVER) == "deleted":
-        if _came(here, plan) is None:
+        # Before the other node is told that it is over: it may send the container back at once.
+        if (came := _came(here, plan)) is not None:
+            arriving_of(here, came).disconnect()
+        else:
             identity = identities.decode(plan.identity)
             wiring.remove(identity, Path(plan.netns))
             away.give_back(here, identity, plan.owner)
@@ -235,7 +234,7 @@ def _forgotten(here: Here, record: Record, plan: Departure) -> bool:
     if (came := _came(here, plan)) is not None:
         with came.locked(wait=True) as ours:  # the agent clears up after a container that is gone, too
             if ours and came.exists():
-                arriving_of(here, came).leave()
+                arriving_of(here, came).clear_up()
     here.audit(
         "migrate", container=plan.container_id, migration=plan.migration, verdict=f"runs on {plan.peer}"
     )

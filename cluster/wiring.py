@@ -10,6 +10,7 @@ kernel has no such firewall, the namespace is in no bridge until the decision.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 from dataclasses import replace
 from pathlib import Path
 from socket import AF_INET, AF_INET6
@@ -19,6 +20,7 @@ from netmig import conntrack, messages, mute, oneway, rtnl
 from netmig.apply import MAIN, PROTOCOL, Applied, apply, attach, plug_routed
 from netmig.capture import capture
 from netmig.check import check
+from netmig.check import leads as _leads
 from netmig.claim import Announcer, probe
 from netmig.errors import NetworkError
 from netmig.identity import Identity, global_addresses
@@ -93,6 +95,15 @@ def _refuse_taken(identity: Identity, host: Netns) -> None:
             raise ShimError("; ".join(f"{conflict} on '{bridge}'" for conflict in taken))
 
 
+def leads(identity: Identity) -> bool:
+    """Whether this node sees, and translates, what a container sends, once it is in a bridge here.
+
+    Raises NetworkError.
+    """
+    with node() as host:
+        return _leads(identity, host)
+
+
 def translations(identity: Identity) -> tuple[conntrack.Translations, tuple[str, ...]]:
     """What this node translates for a container, and what of that stays behind, a sentence each."""
     try:
@@ -102,15 +113,24 @@ def translations(identity: Identity) -> tuple[conntrack.Translations, tuple[str,
         return (), ()
 
 
-def translate(entries: conntrack.Translations) -> tuple[str, ...]:
+def translate(identity: Identity, entries: conntrack.Translations) -> tuple[str, ...]:
     """Let this node go on with what the old one translated; what it cannot take over, a sentence each."""
-    if not entries:
-        return ()
+    # To take one over may end others with its ports: by a peer's word only those of its own container.
+    ours = {str(ipaddress.ip_address(one.ip)) for one in global_addresses(identity)}
+    its_own = tuple(one for one in entries if one.original.src in ours and one.reply.dst in ours)
+    warnings: tuple[str, ...] = ()
+    if n_others := len(entries) - len(its_own):
+        warnings = (
+            f"the old node named connections that are not the container's ({n_others}): those are left as "
+            "they are",
+        )
+    if not its_own:
+        return warnings
     try:
         with node() as host:
-            return conntrack.restore(host, entries)
+            return warnings + conntrack.restore(host, its_own)
     except NetworkError as error:
-        return (f"connections that the old node translated will be reset: {error}",)
+        return (*warnings, f"connections that the old node translated will be reset: {error}")
 
 
 class Plug:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -71,8 +72,7 @@ def check(
         for peer in peers:
             if not _has_way(identity, peer) or (routed and not rtnl.has_route(node, peer)):
                 found.append(_no_route(f"there is no route to {peer}, which the pod is connected to"))
-        addresses = [one.attributes for one in rtnl.addresses(node)]
-        own = {str(one.get("IFA_LOCAL") or one["IFA_ADDRESS"]) for one in addresses}
+        own = _own(node)
         if routed:
             # The kernel answers for an IPv4 address only if it would know where to send a packet for it.
             found += [
@@ -85,6 +85,26 @@ def check(
     if not found and not routed:
         found += _silent_gateways(identity, pair_by_name(identity, now) if adopt else {}, host, own)
     return found
+
+
+def leads(identity: Identity, host: Netns) -> bool:
+    """Whether what a pod sends far away passes a node's firewall, once the pod is in a bridge there.
+
+    So it does where the node is each of its gateways, or has its firewall see what a bridge forwards
+    (br_netfilter). Raises NetworkError.
+    """
+    words = {"ip6tables" if one.version == 6 else "iptables" for one in global_addresses(identity)}
+    with suppress(NetworkError):  # the module need not be there
+        if words and all(host.sysctl(f"net/bridge/bridge-nf-call-{word}") == "1" for word in words):
+            return True
+    gateways = set(chain.from_iterable(_gateways(identity).values()))
+    with host.ipr() as node:
+        return bool(gateways) and gateways <= _own(node)
+
+
+def _own(node: Any) -> set[str]:
+    addresses = [one.attributes for one in rtnl.addresses(node)]
+    return {str(one.get("IFA_LOCAL") or one["IFA_ADDRESS"]) for one in addresses}
 
 
 def problems_of(

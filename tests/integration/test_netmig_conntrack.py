@@ -11,6 +11,9 @@ import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netmig import conntrack, hold, nft
+from netmig.capture import capture
+from netmig.check import leads
+from netmig.errors import NetworkError
 from netmig.ns import Netns
 from tests.support.segment import BRIDGE, Member, Segment, in_netns, segment, until
 
@@ -235,6 +238,66 @@ def test_a_connection_goes_on_with_who_is_on_either_node(
     finally:
         for one in (pod, other.netns, old.netns, new.netns):
             one.remove()
+
+
+@pytest.mark.parametrize("filters", ["0", "1"], ids=["a bridge alone", "a bridge with br_netfilter"])
+def test_who_does_not_see_what_the_pod_sends_does_not_translate_it(
+    wire: Segment, tmp_path: Path, filters: str
+) -> None:
+    """One segment of pods over both nodes, with its gateway on the old one."""
+    backend, other = wire.add("backend", 30), wire.add("other", 31)
+    old, new = (Node(tmp_path, f"n{number}", wire, number, backend) for number in (41, 42))
+    pod = Netns.create(tmp_path / "pod")
+    try:
+        for node in (old, new):
+            with contextlib.suppress(NetworkError):  # the module need not be there
+                for family in ("iptables", "ip6tables"):
+                    node.netns.set_sysctl(f"net/bridge/bridge-nf-call-{family}", filters)
+        old.plug(pod, "pod")
+        for one in (backend, other):
+            _route_back(one, old)
+        identity = capture(pod, old.netns)
+        assert leads(identity, old.netns)
+        with (
+            in_netns(backend.netns, socket.SOCK_STREAM) as listener,
+            in_netns(pod, socket.SOCK_STREAM) as near,
+        ):
+            listener.bind((backend.ip4, 8080))
+            listener.listen()
+            near.settimeout(10)
+            near.connect((SERVICE[False], PORT))
+            far, _ = listener.accept()
+            with far:
+                far.settimeout(10)
+                _talk(near, far)
+                hold.lock(pod, hold.table_name("pod"))
+                with old.netns.ipr() as one, new.netns.ipr() as two:
+                    one.link(
+                        "add",
+                        ifname="pods1",
+                        kind="veth",
+                        peer={"ifname": "x", "net_ns_fd": new.netns.fileno()},
+                    )
+                    for ipr, name in ((one, "pods1"), (two, "x")):
+                        [index], [bridge] = ipr.link_lookup(ifname=name), ipr.link_lookup(ifname="pods0")
+                        ipr.link("set", index=index, master=bridge, state="up")
+                    two.flush_addr(index=bridge)
+                    two.link("set", index=bridge, address="02:77:00:00:01:02")
+                entries, _ = conntrack.capture(old.netns, [near.getsockname()[0]])
+                if leads(identity, new.netns):
+                    conntrack.forget(old.netns, entries)
+                assert conntrack.restore(new.netns, entries) == ()
+                for node in (old, new):
+                    node.serve(other.ip4)
+                new.move(pod, "pod2")
+                with pod.ipr() as ipr:  # as it comes with a pod
+                    mac, [index] = "02:77:00:00:01:01", ipr.link_lookup(ifname="eth0")
+                    ipr.neigh("replace", dst="10.88.0.1", lladdr=mac, ifindex=index, state=0x80)
+                hold.unlock(pod, hold.table_name("pod"))
+                _talk(near, far)
+    finally:
+        for netns in (pod, old.netns, new.netns):
+            netns.remove()
 
 
 def _talk(client: socket.socket, server: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from cluster.guest import Guest
 from cluster.here import Here
 from cluster.messages import Reserve
 from cluster.records import IMAGE, Record
+from cluster.serve import _Session
 from netmig import identity as identities
 from netmig.errors import NetworkError
 from netmig.identity import Identity
@@ -128,6 +130,18 @@ def test_a_trial_promises_nothing(here: Here) -> None:
     assert not promise(here).exists()
     arriving.undo()
     assert not arriving.record.exists()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_who_is_the_gateway_of_what_comes_says_so(
+    here: Here, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    monkeypatch.setattr("cluster.wiring.leads", lambda _: leads)
+    monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
+    with contextlib.ExitStack() as stack:
+        session = _Session(here, cast("Any", SimpleNamespace(peer="a")), stack)
+        assert session._reserve(wanted(here)).leads is leads
+        session.end()
 
 
 def test_an_identity_that_is_none_leaves_no_record(here: Here) -> None:

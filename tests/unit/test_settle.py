@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from cluster import config, departure, records, settle
-from cluster.arrival import Arriving
+from cluster.arrival import TRANSLATIONS, Arriving
 from cluster.channel import Channel, Lost, Refused
 from cluster.departure import migrate
 from cluster.here import Here
@@ -142,8 +142,9 @@ def test_only_what_the_target_has_lost_becomes_an_image(
     assert (other.switched, other.resumed) == (2, 2)
 
 
+@pytest.mark.parametrize("leads", [True, False], ids=["the target is the gateway", "the source is"])
 def test_the_source_translates_nothing_any_more_before_the_container_runs(
-    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
 ) -> None:
     record, done = leaving(here, tmp_path, ""), list[object]()
     one = conntrack.Tuple(src="10.88.0.5", dst="10.96.0.1", src_port=41000, dst_port=80)
@@ -166,10 +167,55 @@ def test_the_source_translates_nothing_any_more_before_the_container_runs(
         _channel=lambda: SimpleNamespace(send=done.append),
         _have_prepared=done.append,
         _timed=lambda _: contextlib.nullcontext(),
+        _leads=leads,
     )
     departure._Leaving._decide(cast("Any", leaving_), cast("Any", None))
-    switched = ["unplugged", entries]  # once more by `switch`, as by an agent that starts anew
+    # Once more by `switch`, as by an agent that starts anew.
+    switched = ["unplugged", entries] if leads else ["unplugged"]
     assert done == [entries, *switched, Commit(migration=NAME), *switched]
+
+
+@pytest.mark.parametrize(("routed", "says", "leads"), [(0, {}, 0), (0, {"leads": True}, 1), (1, {}, 1)])
+def test_only_a_target_that_sees_what_the_container_sends_translates_it(
+    here: Here,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    routed: int,
+    says: dict[str, bool],
+    leads: int,
+) -> None:
+    answer = msgspec.convert(
+        {"type": "Answer", "standing": "reserved", **says}, Answer
+    )  # an older says nothing
+    monkeypatch.setattr(departure, "connect", lambda *_: SimpleNamespace(ask=lambda *_: answer))
+    monkeypatch.setattr("shim.prospects.stable", lambda _: None)
+    leaving_ = SimpleNamespace(
+        here=SimpleNamespace(config=here.config, check_room=lambda _: None),
+        node=here.node,
+        peer="b",
+        tell=lambda _: None,
+        report=SimpleNamespace(warnings=[]),
+        _before=SimpleNamespace(measure=lambda: 1),
+        _said=contextlib.nullcontext,
+        _check_via=lambda *_: None,
+    )
+    plan = msgspec.structs.replace(leaving(here, tmp_path, "").plan(Departure), routed=bool(routed))
+    departure._Leaving._prepare(cast("Any", leaving_), plan, b"{}", trial=True)
+    assert leaving_._leads == bool(leads)
+
+
+@pytest.mark.parametrize("data", [b"", b'[{"protocol":6,', bytes(64)], ids=["none", "half", "zeroes"])
+def test_what_a_power_cut_left_of_the_translations_stops_nothing(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    leaves, comes = leaving(here, tmp_path, "commit"), coming(here, tmp_path, "prepared")
+    for record in (leaves, comes):
+        (record.path / TRANSLATIONS).write_bytes(data)
+    monkeypatch.setattr("cluster.wiring.unplug", lambda _: None)
+    settle.switch(here, leaves, leaves.plan(Departure))
+    arriving = Arriving(here, comes)
+    arriving._translate()
+    assert arriving.warnings == ()
 
 
 @pytest.fixture
@@ -372,8 +418,10 @@ def test_the_files_of_one_that_goes_on_stay_until_the_next_node_has_them_on_disk
 ) -> None:
     monkeypatch.setattr(Here, "audit", lambda *_, **__: None)
     monkeypatch.setattr(Here, "delete", lambda *_: None)
+    monkeypatch.setattr("cluster.wiring.remove", lambda *_: other.asked.append("remove"))
+    monkeypatch.setattr("cluster.away.give_back", lambda *_: other.asked.append("give back"))
     came = coming(here, tmp_path, "settled")
-    monkeypatch.setattr(Arriving, "leave", lambda arriving: arriving.record.remove())
+    monkeypatch.setattr(Arriving, "clear_up", lambda arriving: arriving.record.remove())
     record = leaving(here, tmp_path, "commit")
     plan = msgspec.structs.replace(record.plan(Departure), bundle=str(came.path / "bundle"))
     record.make(plan)
@@ -382,3 +430,5 @@ def test_the_files_of_one_that_goes_on_stay_until_the_next_node_has_them_on_disk
         assert settle.departure(here, record) is not left
         assert came.exists() is left
     assert not record.exists()
+    # It may come again as soon as the next node has heard, and then its names and leases are its own.
+    assert other.asked == ["Commit", "remove", "give back", *["Forget"] * 3]
