@@ -23,7 +23,7 @@ from typing import IO
 from cluster import away, settle, transport
 from cluster.channel import Channel, Lost
 from cluster.here import Here
-from cluster.records import all_of
+from cluster.records import Record, all_of
 from cluster.serve import serve
 from netmig.errors import NetworkError
 from shim.errors import ShimError, UsageError
@@ -31,6 +31,7 @@ from shim.state import make_private
 
 _TICK_S = 0.5
 _AGAIN_S = 60.0  # a trouble that lasts is told again
+_LOOK_S = 10.0  # for how long what somebody has flushed may be missing
 _N_STRANGERS = 32
 """Connections at once of those who have not proved yet that they may be here."""
 _STRANGE_S = 10.0
@@ -93,6 +94,7 @@ class _Listener:
         self._server = server
         self._children: dict[int, str] = {}
         self._strangers: dict[int, int] = {}  # what ends when a peer has proved itself, and the child
+        self._look_at = 0.0
 
     def round(self) -> list[str]:
         """Wait for a tick or a connection, and do what there is to be done; what stood against it.
@@ -114,6 +116,10 @@ class _Listener:
             for server in servers:
                 if server in ready:
                     self._take(server)
+            if time.monotonic() >= self._look_at and "looker" not in self._children.values():
+                self._look_at = time.monotonic() + _LOOK_S
+                if any(map(Record.exists, all_of(self._here.config.away))):
+                    self._children[_fork(partial(away.keep_passing, self._here), self._server)] = "looker"
             idle = "settler" not in self._children.values()
             if idle and list(settle.unfinished(self._here, troubles)):
                 self._children[_fork(partial(_settle, self._here), self._server)] = "settler"

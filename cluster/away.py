@@ -30,6 +30,7 @@ from netmig.errors import NetworkError
 from netmig.identity import Address, Identity, global_addresses
 from netmig.journal import Journal
 from netmig.lease import RESERVED_PREFIX, Owner
+from netmig.ns import Netns
 from netmig.undo import undo_steps
 from shim.errors import ShimError
 
@@ -62,7 +63,6 @@ class Absence:
         self.plan = record.plan(Absent)
         self.identity = identities.decode(self.plan.identity)
         self.keeper = f"{RESERVED_PREFIX}{record.migration}"  # whose its leases are meanwhile
-        self.table = f"torpor-away-{record.migration}"  # of the firewall, which this record stands for
 
     @classmethod
     def begin(cls, here: Here, absent: Absent) -> Absence:
@@ -115,8 +115,8 @@ class Absence:
                 if near is not None:
                     announce_on(host, near, [one.ip for one in addresses])
             if neighbours:
-                bridges = {bridge for bridge, *_ in _groups(self.identity)}
-                oneway.untrack(host, self.table, global_addresses(self.identity), bridges)
+                with _bridges(self.here):
+                    _let_pass(self.here, host)
 
     def come_home(self) -> None:
         """Send nothing on any more. Raises NetworkError, OSError."""
@@ -126,8 +126,6 @@ class Absence:
 
     def _stop(self) -> None:
         self.record.write(_HOME, "yes")
-        with wiring.node() as host:
-            oneway.track(host, self.table)
         _undo(self.record.path / _JOURNAL)
 
     def end(self) -> None:
@@ -153,13 +151,16 @@ class Absence:
             if not any(map(Record.exists, others)):
                 _undo(path)
             with wiring.node() as host:
-                oneway.tidy(host, self.table)
+                near = {"lo", *(bridge for bridge, *_ in _groups(self.identity))}
+                with contextlib.suppress(NetworkError):  # a kernel without connection tracking
+                    oneway.forget(host, global_addresses(self.identity), near)
+                _let_pass(self.here, host, but=self.record)
             self.record.remove()
 
 
 @contextlib.contextmanager
 def _bridges(here: Here) -> Generator[Path]:
-    """The journal of what the bridges' settings were; nobody else changes them in the body."""
+    """The journal of what the bridges' settings were; nobody else changes them or lets pass in the body."""
     descriptor = os.open(here.config.away, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -181,6 +182,23 @@ def _undo(path: Path) -> None:
     if path.exists():
         with contextlib.closing(_opened(path)) as journal:
             undo_steps(journal)
+
+
+def _let_pass(here: Here, host: Netns, but: Record | None = None) -> None:
+    """Let the firewall be as all records but one want it. The caller holds the bridges."""
+    ips: set[str] = set()
+    for record in all_of(here.config.away):
+        if record.exists() and (but is None or record.migration != but.migration):
+            with contextlib.suppress(NetworkError, ShimError):  # a damaged one takes nothing from the others
+                ips.update(one.ip for one in global_addresses(Absence(here, record).identity))
+    oneway.let_pass(host, ips)
+
+
+def keep_passing(here: Here) -> None:
+    """Have the firewall again if somebody has flushed it. Raises OSError."""
+    with _bridges(here), wiring.node() as host:
+        if not oneway.is_let_pass(host):
+            _let_pass(here, host)
 
 
 def absences(here: Here) -> Iterator[Absence]:

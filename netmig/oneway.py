@@ -1,14 +1,17 @@
-"""No connection tracking of what passes a node one way only: the home of a pod that is away.
+"""What passes a node one way only, at the home of a pod that is away, and what is left of it.
 
-What others send to the pod comes by its home, and what it answers goes straight to them. To connection
-tracking half of a connection is invalid, and firewalls drop that, kube-proxy's rules among them.
+What others send to the pod comes by its home, and what it answers may go straight to them. To connection
+tracking half of a connection is invalid, and firewalls drop that, kube-proxy's rules among them. So what it
+makes nothing of becomes untracked before anybody looks. Where both ways lead by the home, all of it stays
+tracked, and may be translated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from contextlib import suppress
 from socket import AF_INET, AF_INET6
+from typing import Any
 
 from netmig import conntrack, messages, nft, rtnl
 from netmig.errors import NetworkError, NftError
@@ -16,62 +19,62 @@ from netmig.identity import Address
 from netmig.ns import Netns
 
 _MAIN = 254  # RT_TABLE_MAIN
-_BEFORE_TRACKING = -300
+_TABLE = "inet torpor-away"
+_AFTER_TRACKING = -199
 
 
-def untrack(host: Netns, table: str, addresses: Iterable[Address], bridges: Set[str | None]) -> None:
-    """Track no connection of which a node sees only what is for these addresses. Again does no harm.
+def let_pass(host: Netns, addresses: Collection[str]) -> None:
+    """Let what is for or from these addresses, and no others, never be invalid. Again does no harm.
 
-    Those are of others than this node's: they come in where it has a gateway. Who is on this node has both
-    ways by here, and may be translated. bridges: with such neighbours. A node without nftables is left as it
-    is. Raises OSError.
+    A node without nftables is left as it is.
     """
-    rules = ""
-    for one in addresses:
-        if outward := _outward(host, one.version) - bridges:
-            word, names = "ip6" if one.version == 6 else "ip", ", ".join(f'"{each}"' for each in outward)
-            rules += f"  {word} daddr {one.ip} iifname {{ {names} }} notrack\n"
-    chain = f"type filter hook prerouting priority {_BEFORE_TRACKING}\n{rules}"
-    with suppress(NetworkError):  # of a table that is there, too
-        nft.run(host, f"create table inet {table}\ntable inet {table} {{\n chain in {{\n  {chain} }}\n}}\n")
-        forget(host, addresses, bridges)
+    sets = rules = ""
+    for word, version in (("ip", "4"), ("ip6", "6")):
+        if some := sorted(one for one in addresses if (":" in one) == (version == "6")):
+            sets += (
+                f" set v{version} {{\n  type ipv{version}_addr\n  elements = {{ {', '.join(some)} }}\n }}\n"
+            )
+            # After tracking, this does nothing to what is tracked.
+            rules += "".join(f"  {word} {end} @v{version} notrack\n" for end in ("saddr", "daddr"))
+    text = f"add table {_TABLE}\ndelete table {_TABLE}\n"
+    if addresses:
+        chain = f"type filter hook prerouting priority {_AFTER_TRACKING}\n{rules}"
+        text += f"table {_TABLE} {{\n{sets} chain in {{\n  {chain} }}\n}}\n"
+    with suppress(NetworkError):
+        nft.run(host, text)
 
 
-def forget(host: Netns, addresses: Iterable[Address], bridges: Set[str | None] = frozenset()) -> None:
-    """Lose track of what others and these addresses go on saying to each other elsewhere.
+def is_let_pass(host: Netns) -> bool:
+    """Whether there is what `let_pass` makes: others flush a node's whole firewall."""
+    with suppress(NftError):
+        return bool(nft.run(host, f"list table {_TABLE}"))
+    return False
 
-    Else it would go on where it left off when the pod is back. bridges: as in `untrack`. Raises NetworkError.
+
+def forget(host: Netns, addresses: Iterable[Address], near: Set[str | None] | None = None) -> None:
+    """Lose track of what others and these addresses go on saying to each other elsewhere, or did.
+
+    Else it would go on where it left off when it passes both ways again, and be invalid. near: the interfaces
+    whose neighbours are none of those; None: all that lead to no gateway. Raises NetworkError.
     """
     ours = {one.ip for one in addresses}
     entries = conntrack.untranslated(host, ours)
-    outward = {version: _outward(host, version) - bridges for version in (4, 6)} if entries else {}
     names, gone = host.names(), list[conntrack.Entry]()
     with host.ipr() as node:
+        if entries and near is None:
+            near = {*names.values()} - _outward(node, names)
         for entry in entries:
             for other in {entry.original.src, entry.original.dst} - ours:
-                if names.get(rtnl.way(node, other)) in outward[6 if ":" in other else 4]:
+                if names.get(rtnl.way(node, other)) not in (near or ()):
                     gone.append(entry)
     conntrack.forget(host, tuple(gone))
 
 
-def track(host: Netns, table: str) -> None:
-    """Track them again, at once: a table takes the kernel ten times as long to remove."""
-    with suppress(NftError):  # it need not be there
-        nft.run(host, f"insert rule inet {table} in accept\n")
-
-
-def tidy(host: Netns, table: str) -> None:
-    """Remove what `track` has left, or `untrack`. Idempotent; nobody waits for it."""
-    with suppress(NftError):
-        nft.run(host, f"add table inet {table}\ndelete table inet {table}\n")
-
-
-def _outward(host: Netns, version: int) -> set[str | None]:
+def _outward(node: Any, names: dict[int, str]) -> set[str]:
     """The interfaces by which a node reaches a gateway."""
-    names = host.names()
-    found: set[str | None] = set()
-    with host.ipr() as node:
-        for message in rtnl.routes(node, AF_INET6 if version == 6 else AF_INET, _MAIN):
+    found: set[str] = set()
+    for family in (AF_INET, AF_INET6):
+        for message in rtnl.routes(node, family, _MAIN):
             route = messages.route_from(message, names)
             if route is None:
                 continue

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from cluster import agent, config, wiring
-from cluster.away import Absence, Absent
+from cluster.away import Absence, Absent, keep_passing
 from cluster.here import Here
 from netmig import nft, rtnl
 from netmig.apply import MAIN, PROTOCOL, apply, attach, check, plug_routed
@@ -219,6 +219,7 @@ def test_nodes_that_drop_what_they_take_for_invalid(made: Nodes, tmp_path: Path)
     four = next(one.ip for one in addresses if one.version == 4)
     with pod.inside():
         listener = socket.create_server((four, 7776))
+        listener.settimeout(5)
     with contextlib.ExitStack() as stack, listener:
         pairs: list[tuple[socket.socket, socket.socket]] = []
 
@@ -254,17 +255,46 @@ def test_nodes_that_drop_what_they_take_for_invalid(made: Nodes, tmp_path: Path)
             connects(pod, client, "192.168.5.3")
             with home.inside():
                 absence.come_home()
-                listed = nft.run(home, f"list table inet {absence.table}")
-            assert next(one["rule"]["expr"] for one in listed if "rule" in one) == [{"accept": None}]
             applied.undo()
             with node.inside():
                 wiring.unroute(identity)
             put(pod, end, node, home, BRIDGE)
+            go_on()
             with home.inside():
                 absence.end()
             go_on()
     after = capture(home, None)
     assert (after.nftables, after.routes) == (before.nftables, before.routes)
+
+
+@pytest.mark.parametrize("translated", [False, True])
+def test_a_home_that_both_ways_lead_by_tracks_them(made: Nodes, tmp_path: Path, translated: bool) -> None:
+    """It is the gateway of the node that the pod is on, and may translate."""
+    home, network = made.node("a"), bridge_network(tmp_path / "a", first=10)
+    node, client = routed_node(made, home), made.empty("client")
+    add_veth(client, home, "eth0", "wide", mac="02:00:00:00:06:01", bridge=None, mtu=1500)
+    for netns, name, last in ((home, "wide", 1), (client, "eth0", 2)):
+        with netns.ipr() as ipr:
+            index = ipr.link_lookup(ifname=name)[0]
+            ipr.addr("add", index=index, address=f"192.168.6.{last}", prefixlen=24)
+            ipr.route(
+                "add", dst="10.0.0.0/8" if last == 2 else "10.9.0.0/16", gateway=f"192.168.6.{3 - last}"
+            )
+    rules = (
+        "type filter hook forward priority 0; policy drop; ct state established accept; ct state new accept;"
+    )
+    nft.run(home, f"table inet drops {{\nchain forward {{ {rules} }}\n}}")
+    if translated:
+        rules = "type nat hook postrouting priority 100; oifname wide masquerade;"
+        nft.run(home, f"table inet nat {{\nchain out {{ {rules} }}\n}}")
+    pod, identity = moved(made, home, node, "pod", network)
+    here = Here(config=config.Config(node="a", state=tmp_path / "state"), node=cast("Any", None))
+    absent = Absent(migration="0" * 16, owner="0", identity=encode(identity), peer="b", via=VIA)
+    with home.inside():
+        Absence.begin(here, absent).send_on()
+    connects(client, pod, POD[4])
+    connects(pod, client, "192.168.6.2")
+    assert asks(pod, client, "192.168.6.2") == ("192.168.6.1" if translated else POD[4])
 
 
 def test_the_first_of_two_to_come_home_takes_nothing_from_the_other(made: Nodes, tmp_path: Path) -> None:
@@ -293,15 +323,23 @@ def test_the_first_of_two_to_come_home_takes_nothing_from_the_other(made: Nodes,
         routes = capture(home, None).routes
         return {one.destination.partition("/")[0] for one in routes if one.protocol == PROTOCOL}
 
+    def let_pass() -> set[str]:
+        sets = (one["set"] for one in nft.run(home, "list ruleset") if "set" in one)
+        return {ip for one in sets if one["table"] == "torpor-away" for ip in one["elem"]}
+
     first, last = sent_away("0" * 16, back), sent_away("1" * 16, stays)
     neighbours_reach_it()
+    nft.run(home, "flush ruleset")  # as a restart of nftables.service does
     with home.inside():
+        keep_passing(here)
+        assert let_pass() == {one.ip for each in (back, stays) for one in global_addresses(each)}
         first.come_home()
         agent._send_on(here)  # pyright: ignore[reportPrivateUsage]
     assert sent_on() == {one.ip for one in global_addresses(stays)}
     with home.inside():
         first.end()
     neighbours_reach_it()
+    assert let_pass() == {one.ip for one in global_addresses(stays)}
     with home.inside():
         last.end()
     assert diff(before, capture(home, None)) == []

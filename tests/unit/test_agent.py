@@ -356,3 +356,19 @@ def test_one_that_is_away_and_fails_stops_no_other(
     agent._send_on(here)  # pyright: ignore[reportPrivateUsage]
     assert asked == ["0" * 16, "1" * 16]
     assert capsys.readouterr().err.count("could not go on: ValueError: no address") == 2
+
+
+def test_what_others_flush_is_looked_at_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child's work, and only while something is away."""
+    looked: list[object] = []
+    monkeypatch.setattr(agent, "_fork", lambda work, _: looked.append(work.func) or 0)
+    monkeypatch.setattr(agent, "_LOOK_S", 0.0)
+    monkeypatch.setattr(agent, "_TICK_S", 0.0)
+    listener = agent._Listener(here, None)  # pyright: ignore[reportPrivateUsage]
+    record = Record(here.config.away, "0" * 16)
+    with record.begun():
+        listener.round()
+        assert looked == []
+        (record.path / PLAN).write_text("{}")
+        listener.round()
+    assert looked == [agent.away.keep_passing]
