@@ -17,7 +17,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,8 +41,6 @@ _FLAGS = {
     "strictatime": 1 << 24,
 }
 _NOT_OPTIONS = {"rw", "ro", "seclabel"}  # shown by the kernel, not understood by the file system
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -222,14 +219,9 @@ def _copy(
 
     lock: a descriptor that stays open for as long as it copies, which is no longer than its caller lives.
     """
-    caller = os.getpid()
-
-    def die_with_caller() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != caller:  # it died before the kernel knew
-            os._exit(1)
-
-    words = ("cp", "--archive", "--reflink=auto", "--no-target-directory", "--")
+    # Not by a function of ours in the child: that forks whatever threads and libraries the caller has.
+    words = () if lock is None else ("setpriv", "--pdeathsig", "KILL")
+    words += ("cp", "--archive", "--reflink=auto", "--no-target-directory", "--")
     subprocess.run(
         (*words, str(source), str(destination)),
         check=True,
@@ -238,7 +230,6 @@ def _copy(
         stdin=subprocess.DEVNULL,
         env={**os.environ, "LC_ALL": "C"},
         pass_fds=() if lock is None else (lock,),
-        preexec_fn=None if lock is None else die_with_caller,
     )
 
 

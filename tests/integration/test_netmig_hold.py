@@ -91,6 +91,7 @@ def test_a_held_namespace_answers_nobody(wire: Segment, pod: Member, client: Mem
         assert len(answers) >= 6, "without a hold: RST, port unreachable and echo, of IPv4 and of IPv6"
 
         hold.lock(pod.netns, table)
+        sniffer.frames()  # what it said by itself until then
         try:
             for n in range(5):
                 _poke(client, pod, n)
