@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from engines.mountinfo import parse
 from shim.images import undo
 from shim.images.rootfs import RootfsView
 from shim.images.undo import forget, save_upper, undo_apply
+from tests.support.containers import until
 
 
 def view_in(bundle: Path) -> RootfsView:
@@ -75,6 +76,13 @@ def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
             call(record)
 
 
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
 def test_a_killed_call_takes_what_copies_with_it(tmp_path: Path) -> None:
     """Else it would go on writing into what the next call removes."""
     (tmp_path / "bin").mkdir()
@@ -95,21 +103,18 @@ def test_a_killed_call_takes_what_copies_with_it(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as caller:
-        deadline = time.monotonic() + 20
-        while not (tmp_path / "pid").exists():
-            assert time.monotonic() < deadline
-            assert caller.poll() is None
-            time.sleep(0.01)
+        until((tmp_path / "pid").exists, what="it copies")
         caller.kill()
     pid = int((tmp_path / "pid").read_text())
-    undo_apply(tmp_path / "record.json")  # waits until it is dead
-    status = Path(f"/proc/{pid}/stat")
+    undo_apply(
+        tmp_path / "record.json"
+    )  # waits until it has let go of all its files, which is before its end
     try:
-        assert not status.exists() or status.read_text().split()[2] in {"Z", "X"}
+        assert not copies(tmp_path)
+        until(lambda: not alive(pid), what="it is dead")
     finally:
-        if status.exists():
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
-    assert not copies(tmp_path)
 
 
 def test_what_still_copies_is_waited_for(tmp_path: Path) -> None:
