@@ -106,9 +106,7 @@ def test_a_killed_call_takes_what_copies_with_it(tmp_path: Path) -> None:
         until((tmp_path / "pid").exists, what="it copies")
         caller.kill()
     pid = int((tmp_path / "pid").read_text())
-    undo_apply(
-        tmp_path / "record.json"
-    )  # waits until it has let go of its files
+    undo_apply(tmp_path / "record.json")  # waits until it has let go of its files
     try:
         assert not copies(tmp_path)
         until(lambda: not alive(pid), what="it is dead")
