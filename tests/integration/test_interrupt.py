@@ -34,13 +34,15 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def interrupted(scene: Scene, words: list[str], when: float | Callable[[], bool]) -> int | None:
     """Run `torpor` and send it SIGINT twice, as an impatient person does; its status.
 
-    when: so many seconds after it began, or as soon as this is so. None if it ended before anybody saw that.
+    when: so many seconds after it began, or as soon as this is so. None if it ended well before anybody saw
+    that.
     """
+    said = scene.lab.path / "said"
     process = subprocess.Popen(
         [Path(sys.executable).parent / "torpor", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=said.open("wb"),
         env={**os.environ, CONF_VARIABLE: str(scene.torpor.conf_path), "PATH": SEARCH_PATH},
         # A shell's background job ignores SIGINT, and so may this process.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -48,6 +50,7 @@ def interrupted(scene: Scene, words: list[str], when: float | Callable[[], bool]
     if callable(when):
         while not when():
             if process.poll() is not None:
+                assert process.returncode == 0, said.read_text()
                 return None
     else:
         time.sleep(when)
