@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Generator
 
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import soak
+
+# Else its handlers end one in fifty of the processes that tests fork while a CRI client lives.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # Slowness is no finding; and the same examples are drawn each time, new ones only by `./run soak`.
 settings.register_profile(
