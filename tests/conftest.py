@@ -1,10 +1,9 @@
-"""Rules for the whole suite: real-engine tests are counted, and none may be skipped silently."""
+"""Rules for the whole suite: real-engine tests are counted; no silent skips; few second tries."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,19 +19,31 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-_KEY = pytest.StashKey["EngineCount"]()
+# `./run test` tries a failed test once more, and shows how it failed. More of them than this are a finding.
+MOST_AGAIN = 3
+
+_KEY = pytest.StashKey["Outcomes"]()
 
 
-class EngineCount:
-    """Outcomes of the tests marked `engine`."""
+class Outcomes:
+    """What became of the tests marked `engine`, and what was tried again.
+
+    outcomes: how many `engine` tests passed, failed and were skipped. silent: those skipped without a reason.
+    again: how each test failed that was then tried once more, marked or not.
+    """
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.silent: list[str] = []
+        self.again: list[pytest.TestReport] = []
 
     def add(self, report: pytest.TestReport) -> None:
         """Count one report. A test that failed in set-up or tear-down counts as failed, once."""
-        if report.skipped:
+        if str(report.outcome) == "rerun":  # what the plugin for second tries makes of a failure
+            self.again.append(report)
+        elif "engine" not in report.keywords:
+            return
+        elif report.skipped:
             self.outcomes["skipped"] += 1
             if not _reason(report):
                 self.silent.append(report.nodeid)
@@ -58,30 +69,42 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_KEY] = EngineCount()
+    config.stash[_KEY] = Outcomes()
+    config.pluginmanager.register(_Reports(config.stash[_KEY]))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if item.get_closest_marker("engine") is not None:
-        item.config.stash[_KEY].add(report)
-    return report
+class _Reports:
+    """Hands each report over: the hook itself is told of no configuration."""
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._outcomes.add(report)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.stash[_KEY].silent and session.exitstatus == pytest.ExitCode.OK:
+    outcomes = session.config.stash[_KEY]
+    refused = outcomes.silent or len(outcomes.again) > MOST_AGAIN
+    if refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    count = config.stash[_KEY]
-    for nodeid in count.silent:
+    outcomes = config.stash[_KEY]
+    if outcomes.again:
+        terminalreporter.section("tried again")
+        for report in outcomes.again:
+            terminalreporter.write_line(f"{report.nodeid} failed first, at {report.when}:", yellow=True)
+            terminalreporter.write_line(report.longreprtext)
+        too_many = (
+            f", which fails the run: at most {MOST_AGAIN} may" if len(outcomes.again) > MOST_AGAIN else ""
+        )
+        terminalreporter.write_line(f"tried again: {len(outcomes.again)}{too_many}", bold=True)
+    for nodeid in outcomes.silent:
         terminalreporter.write_line(f"skipped without a reason: {nodeid}", red=True)
-    terminalreporter.write_line(count.line(), bold=True)
+    terminalreporter.write_line(outcomes.line(), bold=True)
     reports = [report for name in ("passed", "failed") for report in terminalreporter.getreports(name)]
     counts = list(soak.summary(reports))
     if soak.SOAK and counts:

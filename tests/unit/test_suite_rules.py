@@ -1,4 +1,4 @@
-"""The plugin that counts real-engine tests and forbids skipping them silently."""
+"""The rules of the whole suite: real-engine tests are counted, no silent skips, few second tries."""
 
 from __future__ import annotations
 
@@ -63,3 +63,42 @@ def test_a_skip_with_a_reason_is_fine(suite: pytest.Pytester) -> None:
         "import pytest\n\n@pytest.mark.engine\ndef test_it(): pytest.skip('no dirty tracking')\n"
     )
     assert suite.runpytest_subprocess().ret == pytest.ExitCode.OK
+
+
+# Each fails at its first run only.
+UNSTEADY = """
+import pytest
+
+seen = set()
+
+@pytest.mark.engine
+@pytest.mark.parametrize("number", range({size}))
+def test_unsteady(number):
+    first = number not in seen
+    seen.add(number)
+    assert not first, "the link was slow"
+"""
+
+
+def test_what_passes_only_at_its_second_try_is_shown(suite: pytest.Pytester) -> None:
+    suite.makepyfile(UNSTEADY.format(size=3))
+    result = suite.runpytest_subprocess("--reruns", "1")
+    result.stdout.fnmatch_lines(
+        ["*test_unsteady?0? failed first, at call:", "*the link was slow*", "tried again: 3"]
+    )
+    result.stdout.fnmatch_lines(["real-engine tests: 3 passed, 0 failed, 0 skipped"])
+    assert result.ret == pytest.ExitCode.OK
+
+
+def test_many_second_tries_fail_the_run(suite: pytest.Pytester) -> None:
+    suite.makepyfile(UNSTEADY.format(size=4))
+    result = suite.runpytest_subprocess("--reruns", "1")
+    result.stdout.fnmatch_lines(["tried again: 4, which fails the run: at most 3 may"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_what_fails_twice_fails(suite: pytest.Pytester) -> None:
+    suite.makepyfile("import pytest\n\n@pytest.mark.engine\ndef test_it(): assert False\n")
+    result = suite.runpytest_subprocess("--reruns", "1")
+    result.stdout.fnmatch_lines(["tried again: 1", "real-engine tests: 0 passed, 1 failed, 0 skipped"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
