@@ -21,6 +21,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from glob import glob
 from pathlib import Path
 
 from engines.api import ImageCorrupt, ImageError, ImageExists, Needs
@@ -265,9 +266,7 @@ class Store:
 
     def unsettled(self) -> list[Image]:
         """Images whose checkpoint has not come to its end."""
-        found = [path.parent for path in self._images.glob(f"*/*/{PENDING}")]
-        owners = {path: "" if path.parent.name == NO_NAMESPACE else path.parent.name for path in found}
-        return [self._load(path, Reference(namespace=owners[path], name=path.name)) for path in found]
+        return [self._load(path, name) for path, name in self._places() if (path / PENDING).exists()]
 
     def settled(self, image: Image) -> None:
         """The checkpoint of an image has come to its end: it may be used. Raises ImageError."""
@@ -307,16 +306,21 @@ class Store:
         if not self._images.is_dir():
             return
         self._check_safe()
-        for directory in sorted(self._images.iterdir()):
-            owner = "" if directory.name == NO_NAMESPACE else directory.name
-            if namespace is not None and owner != namespace:
+        for path, reference in self._places():
+            if namespace is not None and reference.namespace != namespace:
                 continue
-            for path in sorted(directory.iterdir()):
-                reference = Reference(namespace=owner, name=path.name)
-                try:
-                    yield self._load(path, reference)
-                except (ImageError, ShimError) as error:
+            try:
+                yield self._load(path, reference)
+            except (OSError, ImageError, ShimError) as error:
+                if os.path.lexists(path):  # else it was removed meanwhile
                     yield BrokenImage(path, reference, str(error))
+
+    def _places(self) -> Iterator[tuple[Path, Reference]]:
+        """Where every image is. A namespace may go with its last one meanwhile, which `glob` bears."""
+        found = glob("*/*", root_dir=self._images, include_hidden=True)  # noqa: PTH207
+        for path in sorted(map(self._images.joinpath, found)):
+            owner = "" if path.parent.name == NO_NAMESPACE else path.parent.name
+            yield path, Reference(namespace=owner, name=path.name)
 
     def _load(self, path: Path, reference: Reference) -> Image:
         check_mode(path)

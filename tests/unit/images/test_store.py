@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import stat
 import subprocess
@@ -61,6 +62,25 @@ def test_image_is_found_by_name_and_digest(store: Store) -> None:
         store.resolve(WEB.with_digest("sha256:" + "0" * 64))
     with pytest.raises(UnknownImage, match="images ls"):
         store.resolve(Reference(namespace="", name="web"))
+
+
+def test_images_that_go_meanwhile_are_left_out(store: Store) -> None:
+    """As when two remove, each the last image of its namespace."""
+    put(store)
+    other = store.path / "images" / "other" / "x"
+
+    def churn() -> None:
+        for _ in range(500):
+            other.mkdir(mode=0o700, parents=True)
+            other.rmdir()
+            other.parent.rmdir()
+
+    process = multiprocessing.get_context("fork").Process(target=churn)
+    process.start()
+    while process.is_alive():
+        assert [image.reference.name for image in store.list()] == ["web"]
+        assert store.unsettled() == []
+    assert process.exitcode == 0
 
 
 def test_everything_is_for_root_alone_whatever_the_umask(tmp_path: Path) -> None:
