@@ -27,8 +27,9 @@ class Asked:
 
 
 def say(*words):
-    """Print one line at once."""
-    print(*words, flush=True)
+    """Print one line at once: in one write, so that what a signal handler prints is not in its middle."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def check(condition, why):
@@ -42,7 +43,7 @@ def same(found, wanted, what):
     check(found == wanted, f"{what}: {found!r} instead of {wanted!r}")
 
 
-def eventually(condition, why, timeout_s=5.0):
+def eventually(condition, why, timeout_s=20.0):
     """Wait until the condition holds; raise after timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

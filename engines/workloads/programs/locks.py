@@ -63,7 +63,7 @@ def setup():
         import signal
 
         other = os.open("/tmp/child", os.O_RDWR | os.O_CREAT, 0o600)
-        try_flock(other)
+        fcntl.flock(other, fcntl.LOCK_EX)  # waits for whoever tries whether it is held
         signal.pause()
         os._exit(0)
     held.append(("child", try_flock))

@@ -7,8 +7,10 @@ import ctypes
 import hashlib
 import mmap
 import os
+import signal
+import time
 
-from common import check, run, same
+from common import check, eventually, run, same
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
@@ -35,13 +37,11 @@ def setup():
     readable[:4] = b"read"
     address = ctypes.addressof(ctypes.c_char.from_buffer(readable))
     check(LIBC.mprotect(ctypes.c_void_p(address), PAGE, mmap.PROT_READ) == 0, "mprotect failed")
+    # Before the fork: whoever asks at once must not end a child that does not know the signal yet.
+    signal.signal(signal.SIGUSR2, lambda *_: shared.__setitem__(slice(100, 105), b"child"))
     child = os.fork()
-    if child == 0:
-        import signal
-
-        signal.signal(signal.SIGUSR2, lambda *_: shared.__setitem__(slice(100, 105), b"child"))
-        while True:
-            signal.pause()
+    while child == 0:
+        time.sleep(0.01)
     wanted = hashlib.sha256(private).hexdigest()
 
     def protections():
@@ -53,16 +53,10 @@ def setup():
         return ""
 
     def verify():
-        import signal
-        import time
-
         same(hashlib.sha256(private).hexdigest(), wanted, "private memory")
         same(shared[:6], b"shared", "shared memory")
         os.kill(child, signal.SIGUSR2)
-        deadline = time.monotonic() + 5
-        while shared[100:105] != b"child":
-            check(time.monotonic() < deadline, "memory shared with a child is not shared any more")
-            time.sleep(0.005)
+        eventually(lambda: shared[100:105] == b"child", "memory is shared with a child")
         same(on_file[:4], b"file", "a file's mapping")
         on_file[8:12] = b"more"
         with open("/tmp/mapped", "rb") as file:

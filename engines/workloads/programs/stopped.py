@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from common import check, run
+from common import eventually, run
 
 
 def state(pid):
@@ -24,7 +24,8 @@ def setup():
     os.waitpid(child, os.WUNTRACED)
 
     def verify():
-        check(state(child) == "T", f"the child is {state(child)}")
+        # Its stop is a signal to it, which it meets when it is its turn.
+        eventually(lambda: state(child) == "T", "the child is stopped")
         os.kill(child, signal.SIGCONT)
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)

@@ -5,7 +5,6 @@ import sys
 sys.path.insert(0, "/workloads")
 import queue
 import threading
-import time
 
 from common import check, eventually, run, same
 
@@ -20,6 +19,7 @@ def setup():
     spins = [0] * COUNT
     held = threading.Lock()
     held.acquire()
+    waiting = []
 
     def work(number):
         local.name = f"thread {number}"
@@ -32,6 +32,7 @@ def setup():
                     answers.put(("locked", number))
             elif word == "wait":
                 with turn:
+                    waiting.append(number)
                     turn.wait()
                 answers.put(("woken", number))
             else:
@@ -45,7 +46,7 @@ def setup():
     requests[0].put("lock")
     for number in range(1, 5):
         requests[number].put("wait")
-    time.sleep(0.1)
+    eventually(lambda: len(waiting) == 4 and spins[0], "the threads wait")
 
     def verify():
         check(all(thread.is_alive() for thread in threads), "a thread died")
