@@ -139,6 +139,17 @@ def goes_on(harness: Harness, container_id: str) -> None:
     until(lambda: harness.progress(container_id) > before, f"{container_id} goes on from {before}")
 
 
+def settles(harness: Harness, container_id: str) -> None:
+    """Wait until the container's progress has been the same for a moment."""
+
+    def unchanged() -> bool:
+        before = harness.progress(container_id)
+        time.sleep(0.1)
+        return harness.progress(container_id) == before
+
+    until(unchanged, f"{container_id} stands still")
+
+
 def stands_still(harness: Harness, container_id: str, *, for_s: float = 0.3) -> None:
     """Fail if the container makes progress within so many seconds."""
     before = harness.progress(container_id)
