@@ -119,11 +119,10 @@ class CriuLab:
     def ask(self, container_id: str, signal_number: int, answer: str) -> str:
         """Send a signal to the container's init; the line it prints, which starts with `answer`."""
         output = self.outputs[container_id]
-        seen = len(re.findall(rf"^{answer} .*$", output.text, re.MULTILINE))
+        whole = re.compile(rf"^({answer} .*)\n", re.MULTILINE)  # the end of a line may come later
+        seen = len(whole.findall(output.text))
         os.kill(self.pid(container_id), signal_number)
-        return until(
-            lambda: re.findall(rf"^{answer} .*$", output.text, re.MULTILINE)[seen:], what=f"prints {answer}"
-        )[0]
+        return until(lambda: whole.findall(output.text)[seen:], what=f"prints {answer}")[0]
 
     def kill(self, container_id: str) -> None:
         """Kill and delete as a runtime caller does."""

@@ -79,8 +79,9 @@ class Gpu:
                 time.sleep(0.002)
                 continue
             act()
-            self.set(REQUEST, 0)
+            # The next one asks when there is no request: it must not find this one's answer.
             self.set(ANSWER, 0)
+            self.set(REQUEST, 0)
 
     def lock(self) -> None:
         with self.busy:

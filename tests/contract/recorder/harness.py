@@ -75,8 +75,8 @@ def record(
         same_process=int(own_pid) == pid,
         argv=cmdline.split(b"\0")[:-1],
         environment=environ.split(b"\0")[:-1],
-        # A process group or session of its own bears the process's number.
-        facts=re.sub(rb"\b%d\b" % pid, b"SELF", facts),
+        # A process group or session of its own bears the process's number, as a limit may by chance.
+        facts=re.sub(rb"^(NS\w+:.*\t)%d$" % pid, rb"\1SELF", facts, flags=re.MULTILINE),
     )
 
 
