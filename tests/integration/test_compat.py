@@ -39,6 +39,7 @@ def test_a_processor_that_criu_wrote_down_is_read(tmp_path: Path):
 HOLDS = """
 import ctypes, fcntl, mmap, os, socket, time
 zombie = os.fork() or os._exit(0)
+os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
 leader = os.fork()
 if not leader:
     os.setsid(); os.fork() or time.sleep(99); os._exit(0)

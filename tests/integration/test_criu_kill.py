@@ -312,20 +312,26 @@ def test_a_late_guardian_leaves_the_next_call_alone(place: CriuLab) -> None:
     """The next call has undone the killed one and is at work when the guardian of the killed one wakes up."""
     source = place.start()
     state = str(place.state_path(source))
-    killed = Call(
-        place,
-        "checkpoint",
-        source,
-        dump_request(place, source, place.image_root / "killed", leave_running=True),
+    report = place.lab.path / "report"
+    order = {
+        "settings": asdict(place.settings(source)),
+        "request": dump_request(place, source, place.image_root / "killed", leave_running=True),
+        "verdict": "",
+        "report": report,
+    }
+    killed = subprocess.Popen(
+        [sys.executable, WORKLOADS / "undecided.py", CHECKOUT, json.dumps(order, default=str)],
+        stdin=subprocess.DEVNULL,
     )
+    until(lambda: report.exists() and report.read_text() == "waiting", what="the dump is complete")
 
     def guardians() -> list[int]:
         return [pid for pid, line in processes_with(state) if "guardian.py" in line]
 
-    (guardian,) = until(guardians, what="there is a guardian")
+    (guardian,) = guardians()
     os.kill(guardian, signal.SIGSTOP)
-    killed.process.kill()
-    killed.process.wait()
+    killed.kill()
+    killed.wait()
 
     def wake_it(phase: str, info: PhaseInfo) -> None:
         if phase == "frozen":

@@ -183,7 +183,7 @@ def test_a_decision_outlives_the_deadline_and_a_veto(place: CriuLab) -> None:
             until(lambda: time.monotonic() > began + timeout_s, what="the deadline passes")
             raise KeyboardInterrupt
 
-    timeout_s = 3.0  # enough for a slow machine to dump in
+    timeout_s = 6.0  # enough for a slow machine to dump in
     request = CheckpointRequest(
         container_id=moving.id,
         bundle_path=place.bundle(moving.id),

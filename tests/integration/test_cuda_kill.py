@@ -123,7 +123,8 @@ def test_whoever_is_killed_the_container_runs_on(
             seen["done" if done else "undone"] += 1
         else:
             assert done
-            whole_s = took_s
+        if done:  # the first call may have been the slowest by far
+            whole_s = min(whole_s, took_s)
     assert seen["undone"]
     name = "dumps" if operation == "checkpoint" else "suspensions"
     soak.tell_kills(request, "criu-cuda", {f"{name} {outcome}": n for outcome, n in seen.items()})

@@ -43,4 +43,4 @@ def test_every_kind_of_leak_is_found_and_forgotten(tmp_path: Path) -> None:
     for kind in ("process", "mount", "cgroup", "network lock", "file"):
         assert f"{kind}: " in found, found
     (staging / "half").rmdir()
-    assert watch.leaks(timeout_s=0) == []
+    assert watch.leaks() == []
