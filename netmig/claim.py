@@ -35,6 +35,7 @@ _REPORT, _CHANGE_TO_EXCLUDE = 143, 4  # a message and a record of MLDv2, RFC 381
 _ROUTER_ALERT = b"\x3a\x00\x05\x02\x00\x00\x01\x00"  # hop-by-hop options, then ICMPv6
 _OUTGOING = 4  # PACKET_OUTGOING: our own frames come back to us
 _MAX_FRAME = 2048
+_MAX_QUEUED = 4096  # frames: more than a socket keeps for us
 
 
 class Announced(Protocol):
@@ -86,7 +87,7 @@ def probe(
         own = {_mac(text) for text in own_macs} | {me}
         questions = [_question(ip, me) for ip in ips]
         started = time.monotonic()
-        asked = 0
+        asked = n_late = 0
         while len(found) < len(ips):
             now = time.monotonic() - started
             if asked < n_probes and now >= asked * interval_s:
@@ -94,11 +95,15 @@ def probe(
                     _send(wire, frame, bridge)
                 asked += 1
                 continue
-            until = (asked if asked < n_probes else n_probes) * interval_s
-            if now >= until:
-                break
-            if not select.select([wire], [], [], until - now)[0]:
+            late = now >= asked * interval_s
+            # On a busy node, what has come in time may not have been read then.
+            if not select.select([wire], [], [], max(0.0, asked * interval_s - now))[0]:
+                if late:
+                    break
                 continue
+            n_late += late
+            if n_late > _MAX_QUEUED:
+                break
             frame, source = wire.recvfrom(_MAX_FRAME)
             claim = _claim(frame) if source[2] != _OUTGOING else None
             if claim is not None and claim[0] in ips and claim[1] not in own:
