@@ -145,7 +145,7 @@ def test_a_guarded_connection_waits_where_others_get_through(wire: Wire, place: 
         accepted.close()
         assert unguard(wire.spaces["node"], table)
         assert not unguard(wire.spaces["node"], table)
-        client.settimeout(10)
+        client.settimeout(30)
         with pytest.raises(ConnectionResetError):  # at its next retransmission
             client.recv(1)
 

@@ -108,7 +108,8 @@ def test_a_connection_moves_into_a_namespace_that_was_held_before(place: CriuLab
     assert hold.tables(old.netns) == (table,), "the source stays mute"
 
     place.engine(target).release(ReleaseRequest(container_id=target, timeout_s=10))
-    until(lambda: echo.received() > stopped_at + 20, what="the client goes on")
+    # A peer sends again after up to twice what it has waited.
+    until(lambda: echo.received() > stopped_at + 20, timeout_s=60, what="the client goes on")
     place.kill(target)
 
 

@@ -65,7 +65,7 @@ def test_an_error_inside_leads_out(netns: Netns) -> None:
             raise ZeroDivisionError
     assert here() == home
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert len(os.listdir("/proc/self/fd")) <= n_open  # a thread of another test may close its own now
 
 
 def test_handles_stay_where_they_were_opened(netns: Netns) -> None:

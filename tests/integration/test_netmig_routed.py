@@ -219,15 +219,15 @@ def test_nodes_that_drop_what_they_take_for_invalid(made: Nodes, tmp_path: Path)
     four = next(one.ip for one in addresses if one.version == 4)
     with pod.inside():
         listener = socket.create_server((four, 7776))
-        listener.settimeout(5)
+        listener.settimeout(30)
     with contextlib.ExitStack() as stack, listener:
         pairs: list[tuple[socket.socket, socket.socket]] = []
 
         def opened() -> None:
             with client.inside():
-                one = stack.enter_context(socket.create_connection((four, 7776), timeout=5))
+                one = stack.enter_context(socket.create_connection((four, 7776), timeout=30))
             other = stack.enter_context(listener.accept()[0])
-            other.settimeout(5)
+            other.settimeout(30)  # also for all of a `sendall`
             pairs.append((one, other))
 
         def go_on() -> None:
