@@ -71,7 +71,7 @@ def test_silence_is_a_loss_and_work_is_not(
     monkeypatch.setattr("cluster.channel._BUSY_S", 0.05)
     with pytest.raises(Lost):
         one.answer(Answer)
-    monkeypatch.setattr("cluster.channel.SILENCE_S", 1.0)
+    monkeypatch.setattr("cluster.channel.SILENCE_S", 2.0)
     done = threading.Event()
     thread = threading.Thread(target=lambda: (done.wait(2.5), two.send(Answer(standing="running"))))
     with two.busy():

@@ -43,6 +43,9 @@ def judged(mode: str, serve: Callable[[socket.socket], None]) -> Tally:
             assert client.stdout
             assert client.stdout.readline() == "ready\n"
             thread.join(0.3)  # a server that closes by itself has done so
+            client.stdin.write("?\n")
+            client.stdin.flush()
+            client.stdout.readline()  # it sends before it listens to us again
             client.stdin.write("stop\n")
             client.stdin.flush()
             flows: list[dict[str, Any]] = json.loads(client.stdout.readline())
