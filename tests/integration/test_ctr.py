@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.containerd import Containerd
 from tests.support.containers import until
+from tests.support.counter import UNTIL_ASLEEP
 from tests.support.ctr import Tasks
 from tests.support.torpor import Torpor
 
@@ -45,15 +46,15 @@ def test_a_counter_sleeps_and_wakes_as_another_container(tasks: Tasks) -> None:
     tasks.run("two", "--annotation", "torpor.dev/restore-from=ctr-image")
     tasks.until_number("two", last + 5)
     numbers = tasks.numbers("two")
-    assert last <= numbers[0] <= last + 200
+    assert last <= numbers[0] <= last + UNTIL_ASLEEP
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     assert "exec-1 9" in tasks.ctr(
         "task", "exec", "--exec-id", "e", "two", "sh", "-c", "echo exec-$$ 9 | sed s/-[0-9]*/-1/"
     )
     tasks.ctr("task", "pause", "two")
-    assert tasks.status("two") == "PAUSED"
+    until(lambda: tasks.status("two") == "PAUSED", what="the task pauses")
     tasks.ctr("task", "resume", "two")
-    assert tasks.status("two") == "RUNNING"
+    until(lambda: tasks.status("two") == "RUNNING", what="the task goes on")
     tasks.ctr("task", "kill", "--signal", "SIGKILL", "two")
     until(lambda: tasks.status("two") == "STOPPED", what="the task ends")
 

@@ -38,6 +38,7 @@ def ticks(path: Path) -> list[int]:
 def test_one_sleeps_and_wakes_without_a_caller(place: GvisorLab, torpor: Torpor, tmp_path: Path) -> None:
     source = place.start()
     torpor("checkpoint", source, "--root", place.runsc.root, "--name", "alone", "--stop")
+    until(place.outputs[source].ended, what="its output is read to the end")
     last = place.progress(source)
     assert place.residue(source) == []
     assert torpor.json("images", "ls")[0]["engine"] == "gvisor"

@@ -26,7 +26,7 @@ class Redis:
     """A client of redis' own protocol, enough for these tests."""
 
     def __init__(self, address: str) -> None:
-        self.connection = socket.create_connection((address, 6379), timeout=10)
+        self.connection = socket.create_connection((address, 6379), timeout=30)
         self.reader = self.connection.makefile("rb")
 
     def send(self, *commands: tuple[str, ...]) -> list[str]:

@@ -70,7 +70,7 @@ class Containerd:
                 raise AssertionError(f"containerd ended: {self.tail()}")
             return self.socket.exists() and self._cri_is_ready()
 
-        until(answers, timeout_s=30, what="containerd answers")
+        until(answers, timeout_s=60, what="containerd answers")
         return process
 
     def restart(self) -> None:

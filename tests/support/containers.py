@@ -7,6 +7,7 @@ Python are bound into it read-only, so that making one costs milliseconds.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -287,10 +288,9 @@ class Lab:
         for container_id in self.ids:
             self.runc.delete(container_id)
         for hierarchy in cgroup_hierarchies():
-            top = hierarchy / f"tt-{self.tag}"
-            for directory in sorted(top.glob("**/"), reverse=True):
+            for directory, _, _ in os.walk(hierarchy / f"tt-{self.tag}", topdown=False):
                 with contextlib.suppress(OSError):
-                    directory.rmdir()
+                    os.rmdir(directory)
 
 
 @contextlib.contextmanager
@@ -358,7 +358,7 @@ class Client:
         received, silence_s, error = self._process.stdout.readline().split()
         return int(received), float(silence_s), error
 
-    def goes_on(self, *, within_s: float = 30.0) -> None:
+    def goes_on(self, *, within_s: float = 60.0) -> None:
         """Fail unless new records arrive within so many seconds, and in order.
 
         TCP tries again after as long as it has waited: an outage of 3 s may end 3 s later.
@@ -401,7 +401,7 @@ def frozen(tag: str) -> list[Path]:
     bad: list[Path] = []
     for directory in cgroups(tag):
         for name, idle in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # there is no such file, or the group has gone meanwhile
                 if (directory / name).read_text().strip() != idle:
                     bad.append(directory)
     return bad
@@ -411,8 +411,13 @@ def thaw(tag: str) -> None:
     """Thaw whatever is frozen under a lab's tag, so that it can be killed."""
     for directory in frozen(tag):
         for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-            if (directory / name).exists():
+            with contextlib.suppress(OSError):
                 (directory / name).write_text(value)
+
+
+def there(path: Path, pattern: str) -> list[Path]:
+    """What matches below a directory. Unlike `Path.glob`, it bears that directories go meanwhile."""
+    return [path / name for name in glob.glob(pattern, root_dir=path, include_hidden=True)]
 
 
 def mounts_under(*words: str) -> list[str]:
@@ -452,7 +457,7 @@ def status(pid: int, field: str) -> str:
     return match[1] if match else ""
 
 
-def kill_and_wait(pid: int, number: int = signal.SIGKILL, *, timeout_s: float = 10.0) -> None:
+def kill_and_wait(pid: int, number: int = signal.SIGKILL, *, timeout_s: float = 20.0) -> None:
     """Send a signal and wait until the process is gone or a zombie."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

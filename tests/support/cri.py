@@ -260,7 +260,7 @@ class Container:
         """Pid of its init on the host."""
         return int(json.loads(self._status().info["info"])["pid"])
 
-    def exit_code(self, *, timeout_s: float = 20.0) -> int:
+    def exit_code(self, *, timeout_s: float = 60.0) -> int:
         """Wait until it has ended; its exit code."""
         until(lambda: self.state == "EXITED", timeout_s=timeout_s, what=f"{self.name} ends")
         return int(self.status().exit_code)
@@ -274,7 +274,8 @@ class Container:
     def log(self) -> list[str]:
         """What it printed, line by line, standard output and error together."""
         path = Path(self.pod.config.log_directory) / self.name / f"{self.attempt}.log"
-        lines = path.read_text().splitlines() if path.exists() else []
+        # The last line may be half written yet.
+        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
         return [line.split(" ", 3)[3] for line in lines if line.count(" ") >= 3]
 
     def numbers(self, word: str = "tick") -> list[int]:

@@ -50,7 +50,8 @@ class Tasks:
 
     def numbers(self, container_id: str) -> list[int]:
         path = self.log_path(container_id)
-        lines = path.read_text().splitlines() if path.exists() else []
+        # The last line may be half written yet.
+        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
         return [int(line.split()[1]) for line in lines if line.startswith("tick ")]
 
     def until_number(self, container_id: str, least: int) -> int:

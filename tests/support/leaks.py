@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tests.support.containers import command, tool
+from tests.support.containers import command, there, tool
 
 CGROUPS = Path("/sys/fs/cgroup")
 CRIU_REMNANTS = ("/tmp/.criu*", "/tmp/cr-*", "/tmp/crtools*", "/run/criu*")
@@ -34,7 +34,7 @@ class Watch:
         self.gone = gone
         self.before = self._look()
 
-    def leaks(self, *, timeout_s: float = 10.0) -> list[str]:
+    def leaks(self, *, timeout_s: float = 20.0) -> list[str]:
         """What is left, in words; waits up to timeout_s for it to go (callers clean up after they answer)."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -107,7 +107,7 @@ def remove_cgroup(name: str) -> None:
 
     What has died stays in it for a moment.
     """
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     for hierarchy in hierarchies():
         group = hierarchy / name.lstrip("/")
         while group.exists():
@@ -172,7 +172,7 @@ def _ancestors() -> Iterator[int]:
 
 
 def _glob(pattern: str) -> list[Path]:
-    return list(Path("/").glob(pattern.lstrip("/")))
+    return there(Path("/"), pattern.lstrip("/"))
 
 
 def _read(path: Path) -> str:

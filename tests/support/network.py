@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+from typing import Any
 
 from netmig.ns import Netns
 from tests.support.containers import PYTHON, WORKLOADS, command, tool, until
@@ -22,10 +23,15 @@ def free_subnet() -> str:
     raise AssertionError("no free subnet")
 
 
+def until_up(ipr: Any, index: int) -> None:
+    """Wait until an interface has its carrier: the kernel gives it an address then, and opens its port."""
+    until(lambda: ipr.get_links(index)[0].get_attr("IFLA_OPERSTATE") == "UP", what=f"link {index} is up")
+
+
 class Lines:
     """A client of a line protocol over TCP."""
 
-    def __init__(self, address: str, port: int, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, address: str, port: int, *, timeout_s: float = 30.0) -> None:
         self.connection = socket.create_connection((address, port), timeout=timeout_s)
         self.reader = self.connection.makefile("rb")
 

@@ -16,6 +16,7 @@ from netmig.identity import NTF_PROXY, NUD_PERMANENT, Identity, LinkAddress, Nei
 from netmig.messages import address_to, neighbour_to, route_to, rule_to
 from netmig.ns import Netns
 from tests.support.containers import tool
+from tests.support.network import until_up
 
 BRIDGE = "cni0"
 CNI_PATHS = (
@@ -91,6 +92,8 @@ def add_veth(
         host.link("set", index=far, state="up")
         pod.set_sysctl(f"net/ipv6/conf/{name}/accept_dad", "0")
         ipr.link("set", index=index, state="up")
+        until_up(ipr, index)
+        until_up(host, far)
     return int(index)
 
 

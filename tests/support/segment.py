@@ -11,6 +11,7 @@ from pathlib import Path
 
 from netmig import claim
 from netmig.ns import Netns
+from tests.support.network import until_up
 
 BRIDGE = "br0"
 NODE4, NODE6 = "10.77.0.1", "fd77::1"
@@ -78,6 +79,8 @@ class Segment:
             ipr.link("set", index=index, state="up")
             ipr.addr("add", index=index, address=f"10.77.0.{number}", prefixlen=24)
             ipr.addr("add", index=index, address=f"fd77::{number:x}", prefixlen=64)
+            until_up(ipr, index)
+            until_up(node, port)
         return Member(netns=netns, port=name, ip4=f"10.77.0.{number}", ip6=f"fd77::{number:x}", mac=address)
 
     def plug(self, member: Member) -> None:
@@ -132,7 +135,7 @@ def in_netns(netns: Netns, kind: socket.SocketKind, *, ipv6: bool = False) -> so
         return socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET, kind)
 
 
-def until(what: Callable[[], bool], *, timeout_s: float = 10.0) -> float:
+def until(what: Callable[[], bool], *, timeout_s: float = 20.0) -> float:
     """Wait until something is so; returns the seconds it took."""
     started = time.monotonic()
     while not what():
