@@ -18,7 +18,7 @@ from tests.netlab.kubelet import NodeContainerd, addresses
 from tests.netlab.traffic import both_ways
 from tests.support import leaks
 from tests.support.containerd import Handler
-from tests.support.containers import command, processes_with, tool, until
+from tests.support.containers import command, processes_with, there, tool, until
 from tests.support.cri import Container, Cri, Mount, Pod
 
 pytestmark = pytest.mark.engine
@@ -80,11 +80,11 @@ class Kubelets:
         for agent in self.place.agents:
             torpor = agent.node.torpor
             for where in ("departures/*", "arrivals/*"):
-                left += map(str, agent.state_path.glob(where))
+                left += map(str, there(agent.state_path, where))
             for where in ("promised/*/*", "images/*/*", "staging/*"):
-                left += map(str, torpor.store_path.glob(where))
+                left += map(str, there(torpor.store_path, where))
             for where in ("net/journal/*", "net/hold/*"):
-                left += map(str, torpor.state_path.glob(where))
+                left += map(str, there(torpor.state_path, where))
         return left
 
     def residue(self, pod: Pod) -> list[str]:

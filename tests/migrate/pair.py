@@ -31,6 +31,7 @@ from tests.support.containers import (
     host_binds,
     make_rootfs,
     make_spec,
+    there,
     tool,
     until,
 )
@@ -276,15 +277,12 @@ class Pair:
         if self.status(away):
             left.append(f"{away.node.name} has a container that is {self.status(away)}")
         for agent in self.agents:
-            left += [f"{agent.node.name} has {path}" for path in agent.state_path.glob("departures/*")]
-            left += [
-                f"{agent.node.name} has image {path}"
-                for path in agent.node.torpor.store_path.glob("images/*/*")
-            ]
-            left += [
-                f"{agent.node.name} has {path}" for path in agent.node.torpor.store_path.glob("staging/*")
-            ]
-        left += [f"{away.node.name} has {path}" for path in away.state_path.glob("arrivals/*")]
+            left += [f"{agent.node.name} has {path}" for path in there(agent.state_path, "departures/*")]
+            for what in ("images/*/*", "staging/*"):
+                left += [
+                    f"{agent.node.name} has {path}" for path in there(agent.node.torpor.store_path, what)
+                ]
+        left += [f"{away.node.name} has {path}" for path in there(away.state_path, "arrivals/*")]
         n_spaces = sum(
             1
             for path in NETNS.iterdir()

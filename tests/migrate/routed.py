@@ -16,7 +16,7 @@ from tests.migrate.pair import Pair, Pairs, whole
 from tests.migrate.scenes import Fault
 from tests.netlab.nodes import Node
 from tests.netlab.traffic import both_ways
-from tests.support.containers import tool, until
+from tests.support.containers import there, tool, until
 
 pytestmark = pytest.mark.engine
 
@@ -57,9 +57,9 @@ def left_at(place: Pair, where: str) -> list[str]:
     left: list[str] = []
     for agent in place.agents:
         for what in ("departures/*", *(() if where == "node2" else ("away/*",))):
-            left += map(str, agent.state_path.glob(what))
+            left += map(str, there(agent.state_path, what))
         for what in ("images/*/*", "staging/*"):
-            left += map(str, agent.node.torpor.store_path.glob(what))
+            left += map(str, there(agent.node.torpor.store_path, what))
     if two.node.leases():
         left.append(f"node2 leases {two.node.leases()}")
     if len(one.node.leases()) != (2 if where else 0):

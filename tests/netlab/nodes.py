@@ -7,6 +7,7 @@ its bridge, and the hosts have routes to it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Mapping
@@ -139,12 +140,15 @@ class Node(Host):
     def leases(self) -> dict[str, str]:
         """Reserved addresses and whose they are."""
         directory = self.leases_path / POD_NETWORK
-        files = [path for path in directory.glob("*") if "." in path.name or ":" in path.name]
-        return {
-            path.name: path.read_text().splitlines()[0]
-            for path in files
-            if not path.name.startswith(("last_reserved", "torpor-"))  # the latter is a lease being written
-        }
+        found: dict[str, str] = {}
+        for path in directory.glob("*"):
+            # The latter is a lease being written.
+            if ("." in path.name or ":" in path.name) and not path.name.startswith(
+                ("last_reserved", "torpor-")
+            ):
+                with contextlib.suppress(FileNotFoundError):  # it was released meanwhile
+                    found[path.name] = path.read_text().splitlines()[0]
+        return found
 
 
 class Lab:

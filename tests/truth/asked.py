@@ -167,7 +167,10 @@ def _label(pid: int) -> str:
 def _devices(pid: int, spec: Spec) -> Iterator[str]:
     nodes = {(node["major"], node["minor"]) for node in spec["linux"].get("devices") or ()}
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        found = link.stat()
+        try:
+            found = link.stat()
+        except FileNotFoundError:  # it was closed meanwhile
+            continue
         if stat.S_ISCHR(found.st_mode):
             numbers = os.major(found.st_rdev), os.minor(found.st_rdev)
             if numbers not in nodes | _NODES and numbers[0] != _PTS:
