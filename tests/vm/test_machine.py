@@ -20,7 +20,7 @@ def test_debian_13_with_pure_cgroup_v2_and_all_capabilities(vm: Machine) -> None
     assert "cgroup" not in kinds
     controllers = set(vm.get("/sys/fs/cgroup/cgroup.controllers").decode().split())
     assert {"cpu", "memory", "pids"} <= controllers
-    assert vm.run("systemctl is-system-running").out == "running\n"
+    assert vm.run("systemctl is-system-running --wait").out == "running\n"
     status = vm.get("/proc/self/status").decode()
     effective = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff")), 16)
     assert effective & 1 << 24, "CAP_SYS_RESOURCE"

@@ -120,7 +120,8 @@ def restore_at_create(archive: Path, n_sleeps: int) -> None:
         assert 1 < counted[0] <= after_dump + 1, (counted[0], after_dump)
         assert counted == list(range(counted[0], counted[0] + len(counted))), "it misses no number"
         assert caller.cgroup(f"c{n}") == f"/system.slice/test-c{n}.scope"
-        note = Path(f"/proc/{caller.pid(f'c{n}')}/root/data/last").read_text()
+        # It is empty between its truncation and its next number.
+        note = until(Path(f"/proc/{caller.pid(f'c{n}')}/root/data/last").read_text, what="it notes a number")
         assert int(note) > after_dump, "it writes into a root filesystem of its own"
     last = f"c{n_sleeps}"
     caller.ctr("task", "pause", last)

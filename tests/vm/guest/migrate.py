@@ -17,7 +17,7 @@ from tests.migrate.pair import PORT, Agent
 from tests.netlab import room
 from tests.netlab.nodes import NETNS, Lab
 from tests.netlab.pods import Containers, new_pod
-from tests.support.containers import until
+from tests.support.containers import there, until
 from tests.vm.guest.counter import ROOT, fill_rootfs
 
 MEBIBYTES = 64
@@ -68,7 +68,7 @@ def kill_while_copying(source: Agent, target: Agent) -> None:
 
     def copies() -> bool:
         assert process.poll() is None, f"it ended before: {process.communicate()}"
-        return bool(list(source.state_path.glob("departures/*/before-0/checkpoint/*")))
+        return bool(there(source.state_path, "departures/*/before-0/checkpoint/*"))
 
     until(copies, timeout_s=SLOW_S, what="its memory is copied")
     os.killpg(process.pid, signal.SIGKILL)
@@ -81,9 +81,9 @@ def kill_while_copying(source: Agent, target: Agent) -> None:
 def left(source: Agent, target: Agent) -> list[Path]:
     """What there is of a migration."""
     places = (
-        *(agent.node.torpor.store_path.glob(kind) for agent in (source, target) for kind in KINDS),
-        source.state_path.glob("departures/*"),
-        target.state_path.glob("arrivals/*"),
+        *(there(agent.node.torpor.store_path, kind) for agent in (source, target) for kind in KINDS),
+        there(source.state_path, "departures/*"),
+        there(target.state_path, "arrivals/*"),
     )
     return [path for place in places for path in place]
 
