@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -300,11 +301,10 @@ class RuntimePlace:
 
     def close(self) -> None:
         """Remove everything, whatever state it is in."""
-        for path in cgroup_directories(self._tag):
+        for path in _with_children(cgroup_directories(self._tag)):
             for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-                for file in [path / name, *path.glob(f"**/{name}")]:
-                    with contextlib.suppress(OSError):
-                        file.write_text(value)
+                with contextlib.suppress(OSError), (path / name).open("r+") as file:
+                    file.write(value)
         for container_id in self._workloads:
             self._runtime("delete", "--force", container_id)
         for pid in processes_in(cgroup=self._tag):
@@ -318,14 +318,20 @@ class RuntimePlace:
             subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
         deadline = time.monotonic() + 5
         while groups := cgroup_directories(self._tag):
-            for top in groups:
-                for directory in sorted(top.glob("**/"), reverse=True):
-                    with contextlib.suppress(OSError):
-                        directory.rmdir()
+            for directory in sorted(_with_children(groups), reverse=True):
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _with_children(directories: Iterable[Path]) -> Iterator[Path]:
+    """Directories and all below them. Some may go meanwhile, which `Path.glob` does not bear."""
+    for top in directories:
+        for where, _, _ in os.walk(top):
+            yield Path(where)
 
 
 def _give(lower: Path, upper: Path) -> None:
