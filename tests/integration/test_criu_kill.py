@@ -249,7 +249,8 @@ def test_killed_dump(
             until(lambda: not place.residue(served.id), what=where)
             network = place.network()
             served = Served(place, network)
-    assert seen.get("reset", 0) + seen.get("died", 0) <= soak.POINTS / 2
+    if soak.SOAK:  # a few moments say nothing about shares
+        assert seen.get("reset", 0) + seen.get("died", 0) <= soak.POINTS / 2
     soak.tell_kills(request, "criu", {f"dumps {outcome}": n for outcome, n in seen.items()})
 
 
@@ -304,7 +305,8 @@ def test_killed_restore(request: pytest.FixtureRequest, place: CriuLab, victim: 
         assert sorted((path.name, path.stat().st_size) for path in image.iterdir()) == files, where
         if point >= 0:
             seen[outcome] = seen.get(outcome, 0) + 1
-    assert seen.get("ran", 0) <= soak.POINTS / 4
+    if soak.SOAK:
+        assert seen.get("ran", 0) <= soak.POINTS / 4
     soak.tell_kills(request, "criu", {f"restores {outcome}": n for outcome, n in seen.items()})
 
 
