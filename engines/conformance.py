@@ -118,10 +118,12 @@ def _ready(place: Place, container_id: str, workload: Workload) -> None:
     def ready() -> bool:
         if told():
             return True
-        # Its last words may have come since.
-        if place.pid(container_id) == 0 and not told():
+        if place.pid(container_id) != 0:
+            return False
+        time.sleep(0.2)  # its last words may be on their way
+        if not told():
             raise _Failed(f"it ended before it was ready: {place.output(container_id)[-300:]!r}")
-        return False
+        return True
 
     _until(ready, "the workload becomes ready", workload.ready_s)
 

@@ -76,7 +76,8 @@ def probe(
     address at the same time counts as its owner. The kernel of a frozen pod answers too.
 
     bridge: the device of `host` on the segment. addresses: without prefix lengths. own_macs: answers from
-    these do not count (a source that still runs). Takes n_probes * interval_s seconds if nobody answers.
+    these do not count (a source that still runs). interval_s: the wait after each question, which begins when
+    it is sent, however busy this node is.
     Raises NetworkError if there is no such device, or it is down.
     """
     ips = {ipaddress.ip_address(address) for address in addresses}
@@ -86,18 +87,19 @@ def probe(
         me: bytes = wire.getsockname()[4]
         own = {_mac(text) for text in own_macs} | {me}
         questions = [_question(ip, me) for ip in ips]
-        started = time.monotonic()
         asked = n_late = 0
+        due = time.monotonic()
         while len(found) < len(ips):
-            now = time.monotonic() - started
-            if asked < n_probes and now >= asked * interval_s:
+            now = time.monotonic()
+            late = now >= due
+            if late and asked < n_probes:
                 for frame in questions:
                     _send(wire, frame, bridge)
                 asked += 1
+                due = time.monotonic() + interval_s
                 continue
-            late = now >= asked * interval_s
             # On a busy node, what has come in time may not have been read then.
-            if not select.select([wire], [], [], max(0.0, asked * interval_s - now))[0]:
+            if not select.select([wire], [], [], max(0.0, due - now))[0]:
                 if late:
                     break
                 continue

@@ -57,7 +57,10 @@ def settle(config: Config, store: Store) -> None:
     yet, or whose runtime does not tell: they wait, and cannot be used. Raises EngineError, ShimError.
     """
     for image in store.unsettled():
-        data = (image.path / layout.PENDING).read_bytes()
+        try:
+            data = (image.path / layout.PENDING).read_bytes()
+        except FileNotFoundError:
+            continue  # another call has settled it meanwhile
         noted = decode(data, _Pending, schema=1, what=f"the state of image '{image.reference}'")
         if state.start_time(noted.pid) == noted.pid_start:
             continue

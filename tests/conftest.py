@@ -28,33 +28,33 @@ _KEY = pytest.StashKey["Outcomes"]()
 class Outcomes:
     """What became of the tests marked `engine`, and what was tried again.
 
-    outcomes: how many `engine` tests passed, failed and were skipped. silent: those skipped without a reason.
-    again: how each test failed that was then tried once more, marked or not.
+    engine: the outcome of each `engine` test, by its id. silent: those skipped without a reason. again: how
+    each test failed that was then tried once more, marked or not.
     """
 
     def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
+        self.engine: dict[str, str] = {}
         self.silent: list[str] = []
         self.again: list[pytest.TestReport] = []
 
-    def add(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count one report. A test that failed in set-up or tear-down counts as failed, once."""
         if str(report.outcome) == "rerun":  # what the plugin for second tries makes of a failure
             self.again.append(report)
-        elif "engine" not in report.keywords:
-            return
-        elif report.skipped:
-            self.outcomes["skipped"] += 1
-            if not _reason(report):
+            self.engine.pop(report.nodeid, None)
+        elif "engine" in report.keywords and (not report.passed or report.when == "call"):
+            self.engine[report.nodeid] = report.outcome
+            if report.skipped and not _reason(report):
                 self.silent.append(report.nodeid)
-        elif report.failed:
-            self.outcomes["failed"] += 1
-        elif report.when == "call":
-            self.outcomes["passed"] += 1
+
+    def n_again(self) -> int:
+        """How many tests were tried again; each may have failed in its call and in its tear-down."""
+        return len({report.nodeid for report in self.again})
 
     def line(self) -> str:
         """The summary that continuous integration looks for."""
-        counts = ", ".join(f"{self.outcomes[name]} {name}" for name in ("passed", "failed", "skipped"))
+        found = Counter(self.engine.values())
+        counts = ", ".join(f"{found[name]} {name}" for name in ("passed", "failed", "skipped"))
         return f"real-engine tests: {counts}"
 
 
@@ -70,23 +70,13 @@ def _reason(report: pytest.TestReport) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_KEY] = Outcomes()
-    config.pluginmanager.register(_Reports(config.stash[_KEY]))
-
-
-class _Reports:
-    """Hands each report over: the hook itself is told of no configuration."""
-
-    def __init__(self, outcomes: Outcomes) -> None:
-        self._outcomes = outcomes
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._outcomes.add(report)
+    config.pluginmanager.register(config.stash[_KEY])
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     outcomes = session.config.stash[_KEY]
-    refused = outcomes.silent or len(outcomes.again) > MOST_AGAIN
+    refused = outcomes.silent or outcomes.n_again() > MOST_AGAIN
     if refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -98,10 +88,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for report in outcomes.again:
             terminalreporter.write_line(f"{report.nodeid} failed first, at {report.when}:", yellow=True)
             terminalreporter.write_line(report.longreprtext)
-        too_many = (
-            f", which fails the run: at most {MOST_AGAIN} may" if len(outcomes.again) > MOST_AGAIN else ""
-        )
-        terminalreporter.write_line(f"tried again: {len(outcomes.again)}{too_many}", bold=True)
+        too_many = outcomes.n_again() > MOST_AGAIN
+        verdict = f", which fails the run: at most {MOST_AGAIN} may" if too_many else ""
+        terminalreporter.write_line(f"tried again: {outcomes.n_again()}{verdict}", bold=True)
     for nodeid in outcomes.silent:
         terminalreporter.write_line(f"skipped without a reason: {nodeid}", red=True)
     terminalreporter.write_line(outcomes.line(), bold=True)

@@ -21,7 +21,6 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from glob import glob
 from pathlib import Path
 
 from engines.api import ImageCorrupt, ImageError, ImageExists, Needs
@@ -266,7 +265,15 @@ class Store:
 
     def unsettled(self) -> list[Image]:
         """Images whose checkpoint has not come to its end."""
-        return [self._load(path, name) for path, name in self._places() if (path / PENDING).exists()]
+        found: list[Image] = []
+        for path, reference in self._places():
+            if (path / PENDING).exists():
+                try:
+                    found.append(self._load(path, reference))
+                except (ImageError, ShimError):
+                    if (path / PENDING).exists():  # else it was settled or removed meanwhile
+                        raise
+        return found
 
     def settled(self, image: Image) -> None:
         """The checkpoint of an image has come to its end: it may be used. Raises ImageError."""
@@ -311,21 +318,25 @@ class Store:
                 continue
             try:
                 yield self._load(path, reference)
-            except (OSError, ImageError, ShimError) as error:
+            except (ImageError, ShimError) as error:
                 if os.path.lexists(path):  # else it was removed meanwhile
                     yield BrokenImage(path, reference, str(error))
 
     def _places(self) -> Iterator[tuple[Path, Reference]]:
-        """Where every image is. A namespace may go with its last one meanwhile, which `glob` bears."""
-        found = glob("*/*", root_dir=self._images, include_hidden=True)  # noqa: PTH207
-        for path in sorted(map(self._images.joinpath, found)):
-            owner = "" if path.parent.name == NO_NAMESPACE else path.parent.name
-            yield path, Reference(namespace=owner, name=path.name)
+        """Where every image is. Errors of a listing are raised: to miss one would free what it holds."""
+        for directory in sorted(self._images.iterdir()) if self._images.is_dir() else ():
+            owner = "" if directory.name == NO_NAMESPACE else directory.name
+            try:
+                paths = sorted(directory.iterdir())
+            except FileNotFoundError:
+                continue  # a namespace goes with its last image
+            for path in paths:
+                yield path, Reference(namespace=owner, name=path.name)
 
     def _load(self, path: Path, reference: Reference) -> Image:
-        check_mode(path)
         what = f"manifest of image '{reference}'"
         try:
+            check_mode(path)
             data = read_plain(path, MANIFEST, MAX_DOCUMENT_BYTES)
         except OSError as error:
             raise ImageCorrupt(

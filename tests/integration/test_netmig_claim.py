@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,9 +82,30 @@ def test_an_answer_that_came_in_time_is_read_however_late(
     wire: Segment, owner: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy node the asker may not run for a while after it has asked."""
-    send = claim._send  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(claim, "_send", lambda *words: (send(*words), time.sleep(0.1)))
+    moments = iter([0.0, 0.0, 0.0])
+
+    def clock() -> float:
+        now = next(moments, 10.0)
+        time.sleep(now / 100)
+        return now
+
+    monkeypatch.setattr(claim, "time", SimpleNamespace(monotonic=clock))
     found = claim.probe(wire.node, BRIDGE, [owner.ip4], n_probes=1, interval_s=0.05)
+    assert [one.mac for one in found] == [owner.mac]
+
+
+def test_the_wait_begins_when_the_question_is_sent(
+    wire: Segment, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when it was due: the answer comes a moment after it."""
+    send = claim._send  # pyright: ignore[reportPrivateUsage]
+
+    def late(*words: object) -> None:
+        time.sleep(0.6)
+        threading.Timer(0.02, send, words).start()
+
+    monkeypatch.setattr(claim, "_send", late)
+    found = claim.probe(wire.node, BRIDGE, [owner.ip4], n_probes=1, interval_s=0.5)
     assert [one.mac for one in found] == [owner.mac]
 
 

@@ -146,7 +146,9 @@ class Node(Host):
             if ("." in path.name or ":" in path.name) and not path.name.startswith(
                 ("last_reserved", "torpor-")
             ):
-                with contextlib.suppress(FileNotFoundError):  # it was released meanwhile
+                with contextlib.suppress(
+                    FileNotFoundError, IndexError
+                ):  # released meanwhile, or not written yet
                     found[path.name] = path.read_text().splitlines()[0]
         return found
 

@@ -59,6 +59,6 @@ def sweep() -> None:
 def remove_cgroups(tag: str) -> None:
     """Remove the cgroups of one lab. They must be empty: others fail, and stay."""
     for hierarchy in cgroup_hierarchies():
-        for directory in sorted((hierarchy / tag).glob("**/"), reverse=True):
+        for directory, _, _ in os.walk(hierarchy / tag, topdown=False):
             with contextlib.suppress(OSError):
-                directory.rmdir()
+                Path(directory).rmdir()

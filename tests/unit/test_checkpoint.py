@@ -463,6 +463,16 @@ def test_one_that_is_being_taken_is_left_alone(place: Place) -> None:
     assert (path / layout.PENDING).exists()
 
 
+def test_one_that_another_call_settled_meanwhile_is_no_error(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.take(Engine())
+    image = place.store.resolve(WEB)
+    monkeypatch.setattr(Store, "unsettled", lambda _: [image])
+    settling.settle(place.config, place.store)
+    assert place.store.resolve(WEB).digest == image.digest
+
+
 def test_times_that_cannot_be_kept_do_not_spoil_a_checkpoint(place: Place) -> None:
     place.store.ensure()
     (place.path / "store" / "timings").write_text("in the way")

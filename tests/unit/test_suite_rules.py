@@ -90,6 +90,39 @@ def test_what_passes_only_at_its_second_try_is_shown(suite: pytest.Pytester) -> 
     assert result.ret == pytest.ExitCode.OK
 
 
+def test_a_test_counts_once_however_often_it_fails(suite: pytest.Pytester) -> None:
+    """The first of each pair fails in its call and after it, the second only after it; both just once."""
+    suite.makepyfile(
+        """
+        import pytest
+
+        tries = {}
+
+        @pytest.fixture
+        def leak(request):
+            name = request.node.name
+            tries[name] = tries.get(name, 0) + 1
+            yield
+            assert tries[name] > 1, "something is left"
+
+        @pytest.mark.engine
+        @pytest.mark.parametrize("number", range(2))
+        def test_both(leak, request, number):
+            assert tries[request.node.name] > 1
+
+        @pytest.mark.engine
+        def test_after(leak):
+            pass
+        """
+    )
+    result = suite.runpytest_subprocess("--reruns", "1")
+    result.stdout.fnmatch_lines(
+        ["*test_both?0? failed first, at teardown:", "*something is left*", "tried again: 3"]
+    )
+    result.stdout.fnmatch_lines(["real-engine tests: 3 passed, 0 failed, 0 skipped"])
+    assert result.ret == pytest.ExitCode.OK
+
+
 def test_many_second_tries_fail_the_run(suite: pytest.Pytester) -> None:
     suite.makepyfile(UNSTEADY.format(size=4))
     result = suite.runpytest_subprocess("--reruns", "1")

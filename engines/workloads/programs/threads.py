@@ -53,14 +53,14 @@ def setup():
         same([thread.native_id for thread in threads], ids, "thread ids")
         for number in range(5, COUNT):
             requests[number].put("name")
-        names = sorted(answers.get(timeout=5) for _ in range(5, COUNT))
+        names = sorted(answers.get(timeout=20) for _ in range(5, COUNT))
         same(names, sorted((f"thread {n}", n) for n in range(5, COUNT)), "thread-locals")
         check(answers.empty(), "a thread that waited went on by itself")
         held.release()
-        same(answers.get(timeout=5), ("locked", 0), "the lock")
+        same(answers.get(timeout=20), ("locked", 0), "the lock")
         with turn:
             turn.notify_all()
-        woken = sorted(answers.get(timeout=5) for _ in range(1, 5))
+        woken = sorted(answers.get(timeout=20) for _ in range(1, 5))
         same(woken, [("woken", n) for n in range(1, 5)], "the condition")
         eventually(lambda: sum(spins) == COUNT, "every thread worked once")
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import shutil
 import stat
 import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,39 @@ def test_images_that_go_meanwhile_are_left_out(store: Store) -> None:
         assert [image.reference.name for image in store.list()] == ["web"]
         assert store.unsettled() == []
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("ask", [lambda store: list(store.entries()), Store.unsettled])
+def test_an_image_that_goes_as_it_is_read_is_not_told_of(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Store], Sequence[object]]
+) -> None:
+    (put(store).path / PENDING).write_bytes(b"{}")
+    load = Store._load
+
+    def gone(self: Store, path: Path, reference: Reference) -> Image:
+        shutil.rmtree(path)
+        return load(self, path, reference)
+
+    monkeypatch.setattr(Store, "_load", gone)
+    assert ask(store) == []
+
+
+@pytest.mark.parametrize("ask", [lambda store: list(store.entries()), Store.unsettled])
+def test_a_listing_that_fails_is_no_empty_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Store], Sequence[object]]
+) -> None:
+    """Else the addresses of images that sleep would be freed, and a moved one restored twice."""
+    put(store)
+    iterdir = Path.iterdir
+
+    def fail(path: Path) -> Iterator[Path]:
+        if path.parent.name == "images":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    with pytest.raises(OSError, match="Too many"):
+        ask(store)
 
 
 def test_everything_is_for_root_alone_whatever_the_umask(tmp_path: Path) -> None:
