@@ -316,7 +316,7 @@ def _descriptors(
                 if link.startswith(("/dev/pts/", "/dev/ptmx")):
                     outlook.terminals.append((pid, int(number), int(_info(pid, number, "flags"), 8)))
                 mounts = _mount_ids(pid) | opened.mounts.kinds.keys() if mounts is None else mounts
-                known = _info(pid, number, "mnt_id") in mounts
+                known = _is_on(mounts, path, link)
                 _file(outlook, path, link, f"{who}, descriptor {number},", known=known)
 
 
@@ -333,6 +333,16 @@ def _watches(pid: int, number: str) -> set[tuple[int, int]]:
 
 def _mount_ids(pid: int) -> frozenset[str]:
     return frozenset(mount.id for mount in mountinfo.mounts(pid))
+
+
+def _is_on(mounts: frozenset[str], path: str, link: str) -> bool:
+    """Whether a descriptor's file lies on one of these mounts. One that has become another is not judged."""
+    pin = os.open(path, os.O_PATH | os.O_CLOEXEC)  # what it was and where that lies are of one moment then
+    try:
+        now = os.readlink(f"/proc/self/fd/{pin}")  # noqa: PTH115
+        return now != link or _info(os.getpid(), str(pin), "mnt_id") in mounts
+    finally:
+        os.close(pin)
 
 
 def _file(outlook: Outlook, path: str, link: str, who: str, *, known: bool) -> None:

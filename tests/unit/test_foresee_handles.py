@@ -57,6 +57,18 @@ input()
 """
 
 
+# As a shell that appends to a file in a loop does with its standard output.
+TURNING = """
+import os
+file, (pipe, _) = os.open("file", os.O_CREAT | os.O_WRONLY), os.pipe()
+turning = os.dup(pipe)
+print("up", flush=True)
+while True:
+    os.dup2(file, turning)
+    os.dup2(pipe, turning)
+"""
+
+
 # Python asks each socket for its name to learn its family, and this family has none.
 NAMELESS = """
 import socket
@@ -100,6 +112,11 @@ def test_what_cannot_come_back_is_found(tmp_path: Path):
     found = rules(ODD, tmp_path)
     assert {"path", "node-namespace", "terminal", "ended-thread"} <= found
     assert found <= {"path", "node-namespace", "terminal", "ended-thread", "alarm"}  # if it may make one
+
+
+def test_a_descriptor_that_becomes_another_as_it_is_looked_at_is_no_obstacle(tmp_path: Path):
+    for _ in range(10):
+        assert "outside" not in rules(TURNING, tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: may not make such a socket")

@@ -23,15 +23,20 @@ from tests.vm.guest.counter import ROOT, fill_rootfs
 MEBIBYTES = 64
 SLOW_S = 300.0  # Python starts many times here, on one emulated processor
 KINDS = ("images/*/*", "staging/*")
-# Text that CRIU cannot take for empty pages, in the shell's memory only; on demand it says what it has.
+# Text that CRIU cannot take for empty pages, in one shell's memory only; on demand it says what it has. It
+# forks for nothing else: who was just forked, and is no other program yet, has a new copy of all that.
 HOLD = f"""\
-ballast=$(head -c {MEBIBYTES * 3 // 4 << 20} /dev/urandom | base64 -w 0)
-i=0
-while :; do
-    i=$((i + 1)); echo $i > /data/new; mv /data/new /data/count
-    if [ -e /data/ask ]; then echo "$ballast" | md5sum > /data/new; rm /data/ask; mv /data/new /data/sum; fi
-    sleep 0.2
-done
+sleep 999999 | {{
+    ballast=$(head -c {MEBIBYTES * 3 // 4 << 20} /dev/urandom | base64 -w 0)
+    i=0
+    while :; do
+        i=$((i + 1)); echo $i >> /data/count
+        if [ -e /data/ask ]; then
+            echo "$ballast" | md5sum > /data/new; rm /data/ask; mv /data/new /data/sum
+        fi
+        read -t 0.2 never
+    done
+}}
 """
 
 
@@ -42,7 +47,7 @@ def data(agent: Agent, container_id: str) -> Path:
 
 def count(agent: Agent, container_id: str) -> int:
     path = data(agent, container_id) / "count"
-    return int(path.read_text()) if path.exists() else 0
+    return int(path.read_text().split()[-1]) if path.exists() else 0
 
 
 def checksum(agent: Agent, container_id: str) -> str:
