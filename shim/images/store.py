@@ -328,8 +328,8 @@ class Store:
             owner = "" if directory.name == NO_NAMESPACE else directory.name
             try:
                 paths = sorted(directory.iterdir())
-            except FileNotFoundError:
-                continue  # a namespace goes with its last image
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # a namespace goes with its last image; a file is none
             for path in paths:
                 yield path, Reference(namespace=owner, name=path.name)
 

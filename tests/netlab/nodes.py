@@ -142,14 +142,10 @@ class Node(Host):
         directory = self.leases_path / POD_NETWORK
         found: dict[str, str] = {}
         for path in directory.glob("*"):
-            # The latter is a lease being written.
-            if ("." in path.name or ":" in path.name) and not path.name.startswith(
-                ("last_reserved", "torpor-")
-            ):
-                with contextlib.suppress(
-                    FileNotFoundError, IndexError
-                ):  # released meanwhile, or not written yet
-                    found[path.name] = path.read_text().splitlines()[0]
+            if path.name.startswith(("last_reserved", "torpor-")) or not {".", ":"} & set(path.name):
+                continue  # the second is a lease being written
+            with contextlib.suppress(FileNotFoundError, IndexError):  # released meanwhile, or still empty
+                found[path.name] = path.read_text().splitlines()[0]
         return found
 
 

@@ -101,6 +101,13 @@ def test_an_image_that_goes_as_it_is_read_is_not_told_of(
     assert ask(store) == []
 
 
+def test_a_file_among_the_namespaces_is_no_obstacle(store: Store) -> None:
+    put(store)
+    (store.path / "images" / "notes.txt").write_text("of an operator")
+    assert [image.reference.name for image in store.list()] == ["web"]
+    assert store.unsettled() == []
+
+
 @pytest.mark.parametrize("ask", [lambda store: list(store.entries()), Store.unsettled])
 def test_a_listing_that_fails_is_no_empty_store(
     store: Store, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Store], Sequence[object]]

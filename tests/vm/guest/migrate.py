@@ -47,7 +47,8 @@ def data(agent: Agent, container_id: str) -> Path:
 
 def count(agent: Agent, container_id: str) -> int:
     path = data(agent, container_id) / "count"
-    return int(path.read_text().split()[-1]) if path.exists() else 0
+    numbers = path.read_text().split() if path.exists() else []
+    return int(numbers[-1]) if numbers else 0
 
 
 def checksum(agent: Agent, container_id: str) -> str:
